@@ -1,0 +1,311 @@
+"""Every semantic rule of a spec, once. Serves error messages, the tuner and `kgen explain`.
+
+A rule is a generator of issues, registered with the keys it reads: where one of those keys is
+itself invalid the rule is skipped, so that one mistake is reported once.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import struct
+from collections.abc import Callable, Iterator
+
+from kgen.arch import ARCHS, SMEM_STATIC_LIMIT
+from kgen.errors import Issue
+from kgen.geometry import geometry
+from kgen.names import CPP_KEYWORDS, MAX_NAME, MODULE_ATTRIBUTES
+from kgen.ops import OPS
+from kgen.plan import HYBRID_VALUES, fold, hybrid_smem, hybrid_threads
+from kgen.spec import INT_MAX, GroupNorm, Spec
+from kgen.tiling import Tile, complete, fits_registers, round_up, with_stage
+
+Rule = Callable[[Spec], Iterator[Issue]]
+_RULES: list[tuple[tuple[str, ...], Rule]] = []
+
+_TILE_KEYS = ("tile_h", "tile_w", "tile_k", "tile_c", "pixels")
+
+
+def _reads(*paths: str) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        _RULES.append((paths, rule))
+        return rule
+
+    return register
+
+
+def check(spec: Spec, skip: frozenset[str] = frozenset()) -> list[Issue]:
+    """Every rule that `spec` breaks; empty if it is legal for all its targets.
+
+    skip: dotted paths that are already known to be invalid; rules that read them are not run.
+    Lines are not filled in: a Spec does not know its file.
+    """
+
+    def touched(path: str) -> bool:
+        return any(bad == path or bad.startswith((path + ".", path + "[")) for bad in skip)
+
+    issues: list[Issue] = []
+    sound = not skip
+    for paths, rule in _RULES:
+        if any(touched(path) for path in paths):
+            continue
+        if "*" in paths and not sound:
+            continue
+        found = list(rule(spec))
+        sound = sound and not found
+        issues += found
+    return issues
+
+
+def divisors(value: int) -> list[int]:
+    """Divisors of `value`, ascending."""
+    return [number for number in range(1, value + 1) if value % number == 0]
+
+
+def nearest(value: int, legal: list[int]) -> int:
+    """The legal value nearest to `value`; the smaller one of two equally near."""
+    return min(legal, key=lambda one: (abs(one - value), one))
+
+
+def name_problem(name: str) -> str:
+    """Why `name` cannot become a Python package and a C++ function; empty if it can."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+        return "must be letters, digits and underscores, and start with a letter"
+    if len(name) > MAX_NAME:
+        return f"has {len(name)} letters, at most {MAX_NAME} are allowed"
+    if name in CPP_KEYWORDS or keyword.iskeyword(name):
+        return "is a keyword of C++, CUDA or Python"
+    if "__" in name:
+        return "must not hold two underscores in a row (reserved in C++)"
+    return ""
+
+
+@_reads("name")
+def _name(spec: Spec) -> Iterator[Issue]:
+    problem = name_problem(spec.name)
+    if problem:
+        near = re.sub(r"_+", "_", re.sub(r"\W+", "_", spec.name, flags=re.ASCII)).strip("_")
+        near = near[:MAX_NAME] if near[:1].isalpha() else f"block_{near}"[:MAX_NAME].rstrip("_")
+        if near in CPP_KEYWORDS or keyword.iskeyword(near):
+            near = f"{near}_block"
+        yield Issue("name", f"{_short(spec.name)} {problem}", f"for instance {near}")
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+@_reads("chain")
+def _chain_order(spec: Spec) -> Iterator[Issue]:
+    norms = [index for index, step in enumerate(spec.chain) if isinstance(step, GroupNorm)]
+    if not norms:
+        hint = "end the chain with `- group_norm: {num_groups: N}`"
+        yield Issue("chain", "has no group_norm; a chain ends with one", hint)
+    for index in norms[1:]:
+        yield Issue(f"chain[{index}]", "a second group_norm is not supported yet; only one", "")
+    if norms:
+        for index in range(norms[0] + 1, len(spec.chain)):
+            step = spec.chain[index]
+            if not isinstance(step, GroupNorm):
+                message = f"{step.op} after group_norm is not supported yet"
+                yield Issue(f"chain[{index}]", message, "group_norm must be the last op")
+
+
+@_reads("chain")
+def _parameter_names(spec: Spec) -> Iterator[Issue]:
+    seen: dict[str, int] = {}
+    for index, step in enumerate(spec.chain):
+        if isinstance(step, GroupNorm) or step.parameter is None:
+            continue
+        path, name = f"chain[{index}].{step.op}", step.parameter
+        problem = name_problem(name)
+        if problem:
+            yield Issue(path, f"parameter name {_short(name)} {problem}", "for instance bias")
+        elif name in MODULE_ATTRIBUTES or name in OPS:
+            message = f"parameter name {name!r} is taken: the emitted module already uses it"
+            yield Issue(path, message, f"for instance {name}_param")
+        elif name in seen:
+            message = f"parameter {name!r} is used twice (first in chain[{seen[name]}])"
+            yield Issue(path, message, f"for instance {name}_{index}")
+        seen.setdefault(name, index)
+
+
+@_reads("chain", "problem.out_channels")
+def _groups(spec: Spec) -> Iterator[Issue]:
+    channels = spec.problem.out_channels
+    for index, step in enumerate(spec.chain):
+        if not isinstance(step, GroupNorm):
+            continue
+        path = f"chain[{index}].group_norm"
+        if step.num_groups < 1 or channels % step.num_groups:
+            legal = divisors(channels) if channels <= 1 << 16 else [1]
+            near = nearest(step.num_groups, legal)
+            listed = ", ".join(map(str, legal)) if len(legal) <= 24 else f"a divisor, e.g. {near}"
+            yield Issue(
+                f"{path}.num_groups",
+                f"num_groups {step.num_groups} does not divide out_channels {channels}",
+                f"nearest legal value {near}; num_groups must be one of {listed}",
+            )
+        if struct.unpack("f", struct.pack("f", min(step.eps, 3e38)))[0] < 1.2e-38:
+            message = f"eps {step.eps:g} is zero or subnormal in float32"
+            yield Issue(f"{path}.eps", message, "the least legal value is 1.2e-38")
+
+
+@_reads("problem")
+def _window(spec: Spec) -> Iterator[Issue]:
+    problem, g = spec.problem, geometry(spec.problem)
+    if problem.padding == "same" and g.stride != (1, 1):
+        message = f"padding `same` needs stride 1, the spec has {list(g.stride)}"
+        yield Issue("problem.padding", message, "give the padding as numbers")
+        return
+    for axis, (key, size) in enumerate((("height", g.H), ("width", g.W))):
+        if g.extent[axis] > g.padded[axis]:
+            missing = g.extent[axis] - g.padded[axis]
+            yield Issue(
+                f"problem.{key}",
+                f"the filter spans {g.extent[axis]} (kernel_size and dilation), more than the "
+                f"padded {key} {g.padded[axis]}",
+                f"{key} must be at least {size + missing}",
+            )
+        elif problem.padding != "same" and g.pad_before[axis] >= g.extent[axis]:
+            yield Issue(
+                "problem.padding",
+                f"padding {g.pad_before[axis]} is not smaller than the filter's span "
+                f"{g.extent[axis]}: border outputs would see no input",
+                f"at most {g.extent[axis] - 1}",
+            )
+
+
+@_reads("problem")
+def _sizes(spec: Spec) -> Iterator[Issue]:
+    g = geometry(spec.problem)
+    limits = (
+        ("problem.height", "height x width", g.padded[0] * g.padded[1]),
+        ("problem.in_channels", "in_channels x kernel_size", g.taps),
+    )
+    for path, what, value in limits:
+        if value > INT_MAX:
+            yield Issue(path, f"{what} is {value}, more than {INT_MAX}", "split the problem")
+
+
+@_reads("schedule")
+def _schedule_keys(spec: Spec) -> Iterator[Issue]:
+    schedule = spec.schedule
+    if schedule.strategy == "hybrid":
+        for key in (*_TILE_KEYS, "math"):
+            if getattr(schedule, key) is not None:
+                message = f"{key} has no meaning in strategy hybrid"
+                yield Issue(f"schedule.{key}", message, "hybrid takes only threads")
+    if schedule.threads is not None and (schedule.threads % 32 or schedule.threads > 1024):
+        near = nearest(schedule.threads, list(range(32, 1025, 32)))
+        message = f"threads {schedule.threads} is not a multiple of 32 from 32 to 1024"
+        yield Issue("schedule.threads", message, f"nearest legal value {near}")
+    if schedule.tile_h is not None and schedule.pixels is not None:
+        if schedule.tile_h % schedule.pixels:
+            near = nearest(schedule.pixels, divisors(schedule.tile_h))
+            message = f"pixels {schedule.pixels} does not divide tile_h {schedule.tile_h}"
+            yield Issue("schedule.pixels", message, f"nearest legal value {near}")
+    if schedule.tile_c is not None and schedule.tile_c > spec.problem.in_channels:
+        message = f"tile_c {schedule.tile_c} exceeds in_channels {spec.problem.in_channels}"
+        yield Issue("schedule.tile_c", message, f"nearest legal value {spec.problem.in_channels}")
+
+
+@_reads("*")
+def _hybrid_limits(spec: Spec) -> Iterator[Issue]:
+    if spec.schedule.strategy != "hybrid":
+        return
+    g = geometry(spec.problem)
+    group = g.y_elements // spec.norm.num_groups
+    vec = next(width for width in (4, 2, 1) if g.P * g.Q % width == 0)
+    channels = g.C_out // spec.norm.num_groups
+    threads = spec.schedule.threads or hybrid_threads(g, channels, vec)
+    if group + threads * HYBRID_VALUES > INT_MAX:
+        message = f"a group has {group} elements, hybrid indexes at most {INT_MAX}"
+        yield Issue("schedule.strategy", message, "two_kernel has no such limit")
+    smem = hybrid_smem(channels, len(fold(spec)[0]))
+    for target in spec.targets:
+        limit = ARCHS[target].smem_per_block
+        if smem > limit:
+            message = f"a block needs {smem} bytes of shared memory, {target} has {limit}"
+            yield Issue("chain", message, "use more groups, or strategy two_kernel")
+
+
+@_reads("*")
+def _tile(spec: Spec) -> Iterator[Issue]:
+    schedule = spec.schedule
+    if schedule.strategy == "hybrid":
+        return
+    g = geometry(spec.problem)
+    channels = g.C_out // spec.norm.num_groups
+    knobs = [key for key in (*_TILE_KEYS, "threads") if getattr(schedule, key) is not None]
+    if schedule.strategy is None and not knobs:
+        return  # free to fall back to hybrid
+    arch = ARCHS[spec.targets[0]]
+    tile = complete(g, channels, schedule, arch)
+    if tile is None:
+        yield _why_no_tile(spec, channels)
+        return
+    for target in spec.targets[1:]:
+        limit = ARCHS[target].smem_per_block
+        if tile.smem > limit:
+            yield _too_much_smem(tile, target, limit)
+    yield from _grid(tile)
+
+
+def _grid(tile: Tile) -> Iterator[Issue]:
+    blocks = tile.blocks * (tile.g.N or 1)
+    if blocks > INT_MAX:
+        message = f"the grid would have {blocks} blocks, a launch takes {INT_MAX}"
+        yield Issue("problem.batch", message, "use larger tiles or a smaller batch")
+
+
+def _too_much_smem(tile: Tile, target: str, limit: int) -> Issue:
+    hint = f"smaller tiles, or tile_c below {tile.tile_c}"
+    message = (
+        f"a block needs {tile.smem} bytes of shared memory (input tile {tile.smem_x}, weights "
+        f"{tile.smem_w}), {target} has {limit}"
+    )
+    path = "schedule.tile_c" if tile.tile_c > 1 else "schedule.tile_h"
+    return Issue(path, message, hint)
+
+
+def _why_no_tile(spec: Spec, group_channels: int) -> Issue:
+    """The first rule that the given knobs break when all of them are taken together."""
+    schedule, g = spec.schedule, geometry(spec.problem)
+    arch, target = ARCHS[spec.targets[0]], spec.targets[0]
+    tile_h, tile_w = schedule.tile_h or 8, schedule.tile_w or 32
+    tile_k, pixels = schedule.tile_k or min(g.C_out, 8), schedule.pixels or 1
+    strips = round_up(max(1, tile_h // pixels) * tile_w, 32)
+    threads = schedule.threads or strips
+    tile = with_stage(g, group_channels, schedule, tile_h, tile_w, tile_k, pixels, threads)
+    if tile.tile_h % tile.pixels:
+        near = nearest(tile.tile_h, [pixels * factor for factor in range(1, 33)])
+        message = f"tile_h {tile.tile_h} is not a multiple of pixels {tile.pixels}"
+        return Issue("schedule.tile_h", message, f"nearest legal value {near}")
+    if tile.thread_k == 0:
+        legal = [strips * sets for sets in divisors(tile_k) if strips * sets <= 1024]
+        message = (
+            f"threads {threads} does not fit tile_h {tile_h} x tile_w {tile_w} at {pixels} "
+            f"pixels a thread ({strips} threads a set of channels) and tile_k {tile_k}"
+        )
+        hint = (
+            f"nearest legal value {nearest(threads, legal)}"
+            if legal
+            else "a smaller tile, or more pixels a thread"
+        )
+        return Issue("schedule.threads", message, hint)
+    if tile.smem > arch.smem_per_block:
+        return _too_much_smem(tile, target, arch.smem_per_block)
+    if not fits_registers(tile):
+        most = min(255, 65536 // tile.threads // 8 * 8) - 40
+        message = (
+            f"a thread computes {tile.accumulators} outputs ({tile.pixels} pixels x "
+            f"{tile.thread_k} channels); with {tile.threads} threads a block the registers "
+            f"hold at most {max(most, 0)}"
+        )
+        return Issue("schedule.threads", message, "fewer pixels a thread, or a smaller tile_k")
+    message = f"no choice of the free knobs fits {target} with the given ones"
+    return Issue("schedule", message, "leave out one knob")
+
+
+assert SMEM_STATIC_LIMIT == 48 * 1024

@@ -1,0 +1,243 @@
+"""Plan -> source text -> files: the Jinja environment, render, write, compare.
+
+Rendering is pure and deterministic: the same spec gives the same bytes, whatever the working
+folder, the hash seed or the machine. Writing replaces a package as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from kgen.errors import BuildError, UsageError
+from kgen.plan import Plan, make_plan
+from kgen.spec import Spec
+from kgen.version import __version__
+
+# Files that `kgen build` or Python leave beside the emitted ones; no part of the golden record.
+_BESIDE = ("build.json", "__pycache__")
+_RUNTIME_FILES = {"_runtime.py": "runtime.py", "_compiler.py": "compiler.py"}
+
+
+def f32(value: float) -> str:
+    """A float as a C++ float literal that reads back as the same fp32 value: 1e-5 -> 1e-05f."""
+    rounded = struct.unpack("f", struct.pack("f", value))[0]
+    short = next(
+        text
+        for digits in range(1, 10)
+        if struct.unpack("f", struct.pack("f", float(text := f"{rounded:.{digits}g}")))[0]
+        == rounded
+    )
+    return f"{short}f" if any(mark in short for mark in ".en") else f"{short}.0f"
+
+
+def paste(paths: Iterable[str]) -> str:
+    """The text of device files, in order, with a blank line between them."""
+    root = files("kgen.templates")
+    return "\n\n".join(root.joinpath(path).read_text("utf-8").rstrip("\n") for path in paths)
+
+
+def _finalize(value: object) -> object:
+    """What an expression may print. None and bare floats are refused: both are mistakes."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None or isinstance(value, float):
+        raise jinja2.TemplateRuntimeError(
+            f"a template printed {value!r}; floats go through the f32 filter, None nowhere"
+        )
+    return value
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """The one Jinja environment: undefined names raise, text is kept as written."""
+    env = jinja2.Environment(
+        loader=jinja2.PackageLoader("kgen", "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        finalize=_finalize,
+        autoescape=False,  # noqa: S701 - C++ and Python, not HTML
+    )
+    env.filters.update(f32=f32, paste=paste, json=_json, repr=repr)
+    return env
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def render_template(name: str, **context: object) -> str:
+    """Render one template. Raises: BuildError naming the template, its line and the problem."""
+    try:
+        return environment().get_template(name).render(**context)
+    except jinja2.TemplateError as error:
+        line = getattr(error, "lineno", None) or _template_line(error)
+        where = f"{name}:{line}" if line else name
+        raise BuildError(f"template {where}: {error.message or error}") from error
+
+
+def _template_line(error: BaseException) -> int | None:
+    """The line of the innermost template frame of an error raised while rendering."""
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename.endswith(".j2"):
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return line
+
+
+def render(spec: Spec, plan: Plan | None = None) -> dict[str, str]:
+    """The emitted package of a checked spec: file name -> text. Raises: BuildError."""
+    plan = plan or make_plan(spec)
+    text = {
+        "kernel.cu": render_template(plan.template, plan=plan),
+        "__init__.py": render_template("module.py.j2", plan=plan),
+        **{
+            target: files("kgen").joinpath(source).read_text("utf-8")
+            for target, source in _RUNTIME_FILES.items()
+        },
+    }
+    manifest = make_manifest(spec, plan)
+    manifest["files"] = {name: _digest(body) for name, body in sorted(text.items())}
+    text["manifest.json"] = _json(manifest) + "\n"
+    return dict(sorted(text.items()))
+
+
+def make_manifest(spec: Spec, plan: Plan) -> dict[str, Any]:
+    """What the plan decided, for the launcher and for tools; plain JSON values."""
+    return {
+        "kgen_version": __version__,
+        "name": spec.name,
+        "spec_hash": spec.hash(),
+        "strategy": plan.strategy,
+        "spec": spec.canonical(),
+        "output": {"C_out": plan.g.C_out, "P": plan.g.P, "Q": plan.g.Q},
+        "convolution": _convolution(plan) if plan.strategy == "hybrid" else None,
+        "launches": [asdict(launch) for launch in plan.launches],
+        "workspace_floats_per_sample": plan.workspace_per_sample,
+    }
+
+
+def _convolution(plan: Plan) -> dict[str, list[int]]:
+    """Geometry of the library's convolution; padding per side as F.pad takes it (W first)."""
+    (top, left), (bottom, right) = plan.g.pad_before, plan.g.pad_after
+    return {
+        "padding": [left, right, top, bottom],
+        "stride": list(plan.g.stride),
+        "dilation": list(plan.g.dilation),
+    }
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def is_beside(name: str) -> bool:
+    """Whether a file of a package folder is none that `kgen emit` writes (cubins, caches)."""
+    return name in _BESIDE or name.endswith(".cubin")
+
+
+def difference(package: Path, text: dict[str, str]) -> str:
+    """Unified diff from the files in `package` to `text`; empty if they are equal.
+
+    Missing and surplus files count; what `kgen build` left there does not.
+    """
+    found = {}
+    if package.is_dir():
+        found = {path.name: path for path in package.iterdir() if not is_beside(path.name)}
+    parts = []
+    for name in sorted(found.keys() | text.keys()):
+        old = found[name].read_text("utf-8", errors="replace") if name in found else ""
+        new = text.get(name, "")
+        if (name in found) != (name in text) or old != new:
+            before = f"{package.name}/{name}" if name in found else "/dev/null"
+            after = f"{package.name}/{name}" if name in text else "/dev/null"
+            lines = difflib.unified_diff(
+                old.splitlines(keepends=True), new.splitlines(keepends=True), before, after
+            )
+            body = "".join(lines)
+            parts.append(body or f"--- {before}\n+++ {after}\n")
+    return "".join(parts)
+
+
+def write(package: Path, text: dict[str, str], *, force: bool = False) -> bool:
+    """Write a package folder; returns whether anything changed.
+
+    The folder is replaced as a whole. One that kgen did not write, or whose files were edited
+    since, is left alone unless `force`. Cubins built from the replaced source are dropped.
+    Raises: UsageError if it may not or cannot be written; nothing is half-written then.
+    """
+    if package.is_dir() and not difference(package, text):
+        return False
+    if package.exists() and not force:
+        reason = _foreign(package)
+        if reason:
+            raise UsageError(f"{package}: {reason}; --force replaces it")
+    parent = package.parent
+    staging: Path | None = None
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{package.name}.", dir=parent))
+        for name, body in text.items():
+            (staging / name).write_bytes(body.encode())
+        staging.chmod(0o777 & ~_umask())
+        if package.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{package.name}.", dir=parent))
+            os.replace(package, old / "old")
+            try:
+                os.replace(staging, package)
+            except OSError:
+                os.replace(old / "old", package)
+                raise
+            finally:
+                shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(staging, package)
+    except OSError as error:
+        where = error.filename if error.filename else package
+        raise UsageError(f"{where}: cannot be written: {error.strerror}") from None
+    finally:
+        if staging is not None and staging.exists():
+            shutil.rmtree(staging, ignore_errors=True)
+    return True
+
+
+def _foreign(package: Path) -> str:
+    """Why an existing folder should not be replaced; empty if kgen wrote all of it."""
+    if not package.is_dir():
+        return "is a file, not a package folder"
+    names = {path.name for path in package.iterdir() if not is_beside(path.name)}
+    if not names:
+        return ""
+    try:
+        manifest = json.loads((package / "manifest.json").read_text("utf-8"))
+        digests = dict(manifest["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "was not written by kgen (no manifest.json with the files' digests)"
+    for name in sorted(names - {"manifest.json"}):
+        if name not in digests:
+            return f"holds {name}, which kgen did not write"
+        if _digest((package / name).read_text("utf-8", errors="replace")) != digests[name]:
+            return f"{name} was edited since it was emitted"
+    return ""
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

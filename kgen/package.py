@@ -1,0 +1,162 @@
+"""Emitted packages as Python modules: import one from a folder, or from a spec through the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from kgen.compiler import cache_dir
+from kgen.constraints import check
+from kgen.emit import render, write
+from kgen.errors import SpecError, UsageError
+from kgen.spec import Schedule, Spec, load_spec
+
+_log = logging.getLogger("kgen")
+_lock = threading.RLock()
+
+
+def import_package(folder: Path) -> ModuleType:
+    """Import an emitted package from its folder; the same folder and content give the same module.
+
+    Raises: UsageError if it is not an emitted package.
+    """
+    folder = folder.resolve()
+    if not (folder / "__init__.py").is_file() or not (folder / "manifest.json").is_file():
+        raise UsageError(f"{folder}: is not an emitted package (no __init__.py, manifest.json)")
+    content = hashlib.sha256(str(folder).encode())
+    for path in sorted(folder.glob("*.py")) + [folder / "kernel.cu", folder / "manifest.json"]:
+        content.update(path.read_bytes())
+    name = f"kgen_package_{content.hexdigest()[:24]}"
+    with _lock:
+        if name in sys.modules:
+            return sys.modules[name]
+        found = importlib.util.spec_from_file_location(
+            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert found is not None and found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        sys.modules[name] = module
+        try:
+            found.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+        return module
+
+
+def package_of(spec: Spec) -> ModuleType:
+    """The package of a spec, emitted into the cache folder if it is not there yet."""
+    text = render(spec)
+    content = hashlib.sha256("".join(text.values()).encode()).hexdigest()[:16]
+    folder = cache_dir() / "package" / content / spec.name
+    write(folder, text, force=True)
+    return import_package(folder)
+
+
+def load(
+    source: str | os.PathLike[str] | Spec | ModuleType,
+    on_mismatch: Literal["error", "regenerate"] = "error",
+    **module_arguments: Any,
+) -> Any:
+    """A block as a torch.nn.Module, from a spec file, a Spec, a package folder or its module.
+
+    on_mismatch: what happens when x has another batch, height or width than the block was built
+    for. `error` raises ValueError; `regenerate` emits and compiles the block for x's size, once
+    for each size (once for all batch sizes: it goes to a dynamic batch), and keeps the parameters.
+    Other channels always raise: the parameters would not fit.
+    module_arguments: device, dtype.
+    Raises: SpecError, UsageError, BuildError.
+    """
+    if on_mismatch not in ("error", "regenerate"):
+        raise UsageError(f"on_mismatch is {on_mismatch!r}; legal are 'error' and 'regenerate'")
+    package = _package(source)
+    if on_mismatch == "error":
+        return package.FusedBlock(**module_arguments)
+    return _regenerating(package)(**module_arguments)
+
+
+def _package(source: str | os.PathLike[str] | Spec | ModuleType) -> Any:
+    if isinstance(source, ModuleType):
+        return source
+    if isinstance(source, Spec):
+        return package_of(source)
+    path = Path(source)
+    return import_package(path) if path.is_dir() else package_of(load_spec(path))
+
+
+def spec_of(package: Any) -> Spec:
+    """The spec that a package was emitted from."""
+    values = dict(package.spec)
+    values["chain"] = [_chain_item(step) for step in values["chain"]]
+    return load_spec(values)
+
+
+def _chain_item(step: dict[str, Any]) -> Any:
+    rest = {key: value for key, value in step.items() if key != "op"}
+    if step["op"] == "group_norm":
+        return {"group_norm": rest}
+    return step["op"] if rest["parameter"] is None else {step["op"]: rest["parameter"]}
+
+
+def resized(spec: Spec, batch: int, height: int, width: int) -> Spec:
+    """The spec for other sizes: another batch becomes `dynamic`; knobs that no longer fit go.
+
+    Raises: SpecError if the block does not exist at that size.
+    """
+    same_batch = spec.problem.batch in ("dynamic", batch)
+    problem = spec.problem.model_copy(
+        update={
+            "batch": spec.problem.batch if same_batch else "dynamic",
+            "height": height,
+            "width": width,
+        }
+    )
+    new = spec.model_copy(update={"problem": problem})
+    if check(new):
+        strategy = Schedule(strategy=spec.schedule.strategy)
+        new = new.model_copy(update={"schedule": strategy})
+    issues = check(new)
+    if issues:
+        raise SpecError(f"{spec.name} for x [{batch}, {height} x {width}]", issues)
+    return new
+
+
+def _regenerating(package: Any) -> Any:
+    """A subclass of the package's FusedBlock that regenerates itself for other sizes of x."""
+    spec = spec_of(package)
+    channels = spec.problem.in_channels
+    packages: dict[tuple[int | str, int, int], Any] = {
+        (spec.problem.batch, spec.problem.height, spec.problem.width): package
+    }
+
+    def package_for(x: Any) -> Any:
+        N, _, H, W = x.shape
+        for batch in (N, "dynamic"):
+            if (batch, H, W) in packages:
+                return packages[batch, H, W]
+        with _lock:
+            new = resized(spec, N, H, W)
+            key = (new.problem.batch, H, W)
+            if key not in packages:
+                _log.warning("%s: regenerating for x %s", spec.name, list(x.shape))
+                packages[key] = package_of(new)
+            return packages[key]
+
+    class RegeneratingBlock(package.FusedBlock):  # type: ignore[misc]
+        """The block; another batch, height or width of x emits and compiles it anew, once."""
+
+        def forward(self, x: Any) -> Any:
+            if x.dim() != 4 or x.shape[1] != channels:
+                return super().forward(x)  # raises what a fixed block raises
+            chosen = package_for(x)
+            state = dict(self.named_parameters())
+            return chosen.fused_block(x, *(state[key] for key in chosen.PARAMETERS))
+
+    return RegeneratingBlock

@@ -1,0 +1,363 @@
+"""Spec + arch -> Plan: everything the templates and the launcher need, decided and frozen.
+
+The Plan is the only thing a template sees. Sizes are in elements unless a name ends in `bytes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kgen.arch import ARCHS, SMEM_RESERVED, Arch
+from kgen.geometry import Geometry, geometry
+from kgen.ops import OPS
+from kgen.spec import Spec
+from kgen.tiling import Tile, complete
+from kgen.version import __version__
+
+NORM_THREADS = 256
+NORM_VECTORS = 8  # vector loads that a thread of the normalise kernel keeps in flight
+HYBRID_THREADS = 512
+HYBRID_VALUES = 16  # values a thread of the hybrid kernel reads before it merges their moments
+# More partial moments than this for one (sample, group) are reduced once, by their own launch,
+# instead of by every block that normalises.
+INLINE_PARTIALS = 1024
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """A per-channel factor or shift of the chain: its parameters combined once per channel."""
+
+    name: str
+    terms: tuple[str, ...]
+    operator: str  # C++ operator between the terms
+
+
+@dataclass(frozen=True)
+class Step:
+    """One op of the chain after folding: a device function of v and of the coefficients named."""
+
+    op: str
+    operands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A parameter of the block: its Python name in the emitted op and its state_dict key."""
+
+    name: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch. The grid is one-dimensional: blocks_per_sample * N blocks.
+
+    arguments: names of tensors, in the kernel's order: `x`, `y`, `workspace`, `conv_out` or a
+    parameter's state_dict key.
+    """
+
+    kernel: str
+    blocks_per_sample: int
+    threads: int
+    smem_bytes: int
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SmemRegion:
+    """A row of a kernel's shared-memory map."""
+
+    kernel: str
+    name: str
+    offset: int
+    bytes: int
+    layout: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decisions for one spec. `tile` is None for strategies without one."""
+
+    kgen_version: str
+    spec_name: str
+    spec_hash: str
+    strategy: str
+    template: str
+    arch: Arch
+    g: Geometry
+    num_groups: int
+    eps: float
+    has_conv_bias: bool
+    padding: tuple[int, int] | str
+    parameters: tuple[str, ...]
+    torch_chain: tuple[str, ...]
+    coefficients: tuple[Coefficient, ...]
+    steps: tuple[Step, ...]
+    vec: int
+    tile: Tile | None
+    threads: int
+    norm_threads: int
+    norm_vectors: int
+    separate_reduce: bool
+    launches: tuple[Launch, ...]
+    smem_map: tuple[SmemRegion, ...]
+    workspace_per_sample: int
+    reasons: tuple[str, ...] = field(default=())
+
+    @property
+    def group_channels(self) -> int:
+        """Channels of one group."""
+        return self.g.C_out // self.num_groups
+
+    @property
+    def conv_parameters(self) -> tuple[str, ...]:
+        """C++ names of the chain's pointers: the convolution's bias first, if it has one."""
+        bias = ("conv_bias",) if self.has_conv_bias else ()
+        return bias + tuple(pointer_name(name) for name in self.parameters)
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """Every parameter of the block, in the order of the emitted op."""
+        bias = (Argument("conv_bias", "conv.bias"),) if self.has_conv_bias else ()
+        return (
+            Argument("conv_weight", "conv.weight"),
+            *bias,
+            *(Argument(name, name) for name in self.parameters),
+            Argument("gamma", "group_norm.weight"),
+            Argument("beta", "group_norm.bias"),
+        )
+
+    @property
+    def shape_arguments(self) -> tuple[str, ...]:
+        """Arguments of the eager block's constructor that give a parameter's shape."""
+        return tuple(f"{name}_shape" for name in self.parameters)
+
+    @property
+    def chain_sources(self) -> tuple[str, ...]:
+        """Files of the pointwise device functions that the chain uses, sorted."""
+        return tuple(sorted({f"device/pointwise/{step.op}.cuh" for step in self.steps}))
+
+
+def pointer_name(parameter: str) -> str:
+    """The C++ name of a chain parameter's pointer; the prefix keeps it apart from kgen's names."""
+    return f"param_{parameter}"
+
+
+def make_plan(spec: Spec, arch: Arch | None = None) -> Plan:
+    """Decide everything for a checked spec. Pure: same spec and arch, same plan.
+
+    arch: the generation to optimise for; the spec's first target if None.
+    """
+    arch = arch or ARCHS[spec.targets[0]]
+    g = geometry(spec.problem)
+    coefficients, steps = fold(spec)
+    strategy, reasons = choose_strategy(spec, g, arch)
+    common = _Common(
+        spec=spec,
+        arch=arch,
+        g=g,
+        coefficients=coefficients,
+        steps=steps,
+        vec=next(width for width in (4, 2, 1) if g.P * g.Q % width == 0),
+    )
+    return (_hybrid if strategy == "hybrid" else _two_kernel)(common, reasons)
+
+
+def fold(spec: Spec) -> tuple[tuple[Coefficient, ...], tuple[Step, ...]]:
+    """The chain as device-function calls, runs of the same affine op folded into one.
+
+    The convolution's bias is the first `add`. (v + a) + b becomes v + (a + b), computed once per
+    channel; sums and products are never mixed, so no value is rounded that was not before.
+    """
+    coefficients: list[Coefficient] = []
+    steps: list[Step] = []
+    chain = [("add", "conv_bias")] if spec.problem.conv_bias else []
+    chain += [(step.op, pointer_name(step.parameter or "")) for step in spec.pointwise]
+    for op, parameter in chain:
+        operator = OPS[op].fold
+        if operator is None:
+            steps.append(Step(op))
+        elif steps and steps[-1].op == op:
+            last = coefficients[-1]
+            terms = (*last.terms, parameter)
+            coefficients[-1] = Coefficient(last.name, terms, operator)
+        else:
+            kind = {"+": "shift", "*": "factor"}[operator]
+            name = f"{kind}_{len(coefficients)}"
+            coefficients.append(Coefficient(name, (parameter,), operator))
+            steps.append(Step(op, (name,)))
+    return tuple(coefficients), tuple(steps)
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What both strategies need."""
+
+    spec: Spec
+    arch: Arch
+    g: Geometry
+    coefficients: tuple[Coefficient, ...]
+    steps: tuple[Step, ...]
+    vec: int
+
+    @property
+    def chain_arguments(self) -> tuple[str, ...]:
+        bias = ("conv.bias",) if self.spec.problem.conv_bias else ()
+        return bias + self.spec.parameters
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of a Plan that do not depend on the strategy."""
+        spec = self.spec
+        return {
+            "kgen_version": __version__,
+            "spec_name": spec.name,
+            "spec_hash": spec.hash(),
+            "arch": self.arch,
+            "g": self.g,
+            "num_groups": spec.norm.num_groups,
+            "eps": spec.norm.eps,
+            "has_conv_bias": spec.problem.conv_bias,
+            "padding": spec.problem.padding,
+            "parameters": spec.parameters,
+            "torch_chain": tuple(
+                OPS[step.op].torch.format(parameter=step.parameter) for step in spec.pointwise
+            ),
+            "coefficients": self.coefficients,
+            "steps": self.steps,
+            "vec": self.vec,
+        }
+
+
+def _two_kernel(common: _Common, reasons: tuple[str, ...]) -> Plan:
+    spec, g, name = common.spec, common.g, common.spec.name
+    group_channels = g.C_out // spec.norm.num_groups
+    tile = complete(g, group_channels, spec.schedule, common.arch)
+    assert tile is not None, "check(spec) was not called"
+    tiles = tile.tiles[0] * tile.tiles[1]
+    units = g.C_out // tile.unit
+    separate = tiles * units // spec.norm.num_groups > INLINE_PARTIALS
+    plane = g.P * g.Q
+    norm_threads = min(NORM_THREADS, max(32, -(-plane // common.vec // 32) * 32))
+    norm_vectors = min(NORM_VECTORS, max(1, -(-plane // (norm_threads * common.vec))))
+    segments = -(-plane // (norm_threads * norm_vectors * common.vec))
+    launches = [
+        Launch(
+            f"{name}_conv", tile.blocks, tile.threads, tile.smem,
+            ("x", "conv.weight", *common.chain_arguments, "y", "workspace"),
+        ),
+        Launch(
+            f"{name}_normalise", g.C_out * segments, norm_threads, 0,
+            ("y", "workspace", "group_norm.weight", "group_norm.bias"),
+        ),
+    ]  # fmt: skip
+    if separate:
+        launches.insert(
+            1, Launch(f"{name}_reduce", spec.norm.num_groups, NORM_THREADS, 0, ("workspace",))
+        )
+    x_end = -(-tile.smem_x // 16) * 16
+    moments = f"Moments [{tile.tile_k // tile.unit}][{tile.pixel_threads // 32}]"
+    smem_map = (
+        SmemRegion(f"{name}_conv", "smem_x", 0, tile.smem_x,
+                   f"float [{tile.tile_c}][{tile.in_h}][{tile.pitch_x}]"),
+        SmemRegion(f"{name}_conv", "smem_w", x_end, tile.smem_w,
+                   f"float [{tile.tile_c}][{g.R}][{g.S}][{tile.pitch_k}]"),
+        SmemRegion(f"{name}_conv", "smem_moments", x_end + tile.smem_w, tile.smem_moments,
+                   moments),
+    )  # fmt: skip
+    return Plan(
+        **common.fields,
+        strategy="two_kernel",
+        template="two_kernel.cu.j2",
+        tile=tile,
+        threads=tile.threads,
+        norm_threads=norm_threads,
+        norm_vectors=norm_vectors,
+        separate_reduce=separate,
+        launches=tuple(launches),
+        smem_map=smem_map,
+        workspace_per_sample=2 * units * tiles + (2 * spec.norm.num_groups if separate else 0),
+        reasons=reasons,
+    )
+
+
+def _hybrid(common: _Common, reasons: tuple[str, ...]) -> Plan:
+    spec, g, name = common.spec, common.g, common.spec.name
+    group_channels = g.C_out // spec.norm.num_groups
+    threads = spec.schedule.threads or hybrid_threads(g, group_channels, common.vec)
+    smem = hybrid_smem(group_channels, len(common.coefficients))
+    launch = Launch(
+        f"{name}_norm", spec.norm.num_groups, threads, smem,
+        ("conv_out", *common.chain_arguments, "group_norm.weight", "group_norm.bias", "y"),
+    )  # fmt: skip
+    coefficients = f"Coefficients [{group_channels}], {len(common.coefficients)} floats each"
+    smem_map = (SmemRegion(f"{name}_norm", "smem_coefficients", 0, smem, coefficients),)
+    return Plan(
+        **common.fields,
+        strategy="hybrid",
+        template="hybrid.cu.j2",
+        tile=None,
+        threads=threads,
+        norm_threads=threads,
+        norm_vectors=HYBRID_VALUES // common.vec,
+        separate_reduce=False,
+        launches=(launch,),
+        smem_map=smem_map,
+        workspace_per_sample=0,
+        reasons=reasons,
+    )
+
+
+def hybrid_threads(g: Geometry, group_channels: int, vec: int) -> int:
+    """Threads of the hybrid kernel: one vector each at least, HYBRID_THREADS at most."""
+    vectors = group_channels * g.P * g.Q // vec
+    return min(HYBRID_THREADS, max(32, -(-vectors // 32) * 32))
+
+
+def hybrid_smem(group_channels: int, coefficients: int) -> int:
+    """Dynamic shared memory of the hybrid kernel, bytes: the group's coefficients and affine."""
+    return 4 * group_channels * (coefficients + 2)
+
+
+def choose_strategy(spec: Spec, g: Geometry, arch: Arch) -> tuple[str, tuple[str, ...]]:
+    """The strategy and the reasons for it, one line each."""
+    if spec.schedule.strategy is not None:
+        return spec.schedule.strategy, (f"strategy {spec.schedule.strategy}: given by the spec",)
+    times = {name: predicted_ms(spec, g, arch, name) for name in ("two_kernel", "hybrid")}
+    if times["two_kernel"] is None:
+        return "hybrid", ("strategy hybrid: no two_kernel tile fits the target",)
+    best = min(times, key=lambda name: times[name] or float("inf"))
+    listed = ", ".join(f"{name} {time:.3g} ms" for name, time in times.items() if time is not None)
+    samples = "one sample" if g.N is None else f"{g.N} samples"
+    return best, (f"strategy {best}: predicted for {samples} on {arch.board}: {listed}",)
+
+
+def predicted_ms(spec: Spec, g: Geometry, arch: Arch, strategy: str) -> float | None:
+    """Predicted time of a strategy in ms, for one sample where the batch is dynamic.
+
+    A coarse model, meant for comparing strategies: two_kernel runs its multiply-adds at the
+    tile's share of the fp32 pipe and moves x once and y three times; hybrid runs the library's
+    convolution at 60 % of that pipe and moves x once and y four times. None if no tile fits.
+    """
+    N = g.N or 1
+    x_bytes, y_bytes = 4 * N * g.x_elements, 4 * N * g.y_elements
+    fma_seconds = N * g.y_elements * g.taps / arch.fma_rate
+    if strategy == "hybrid":
+        conv = max(fma_seconds / 0.6, (x_bytes + y_bytes) / arch.bandwidth)
+        return 1e3 * (conv + 3 * y_bytes / arch.bandwidth)
+    tile = complete(g, g.C_out // spec.norm.num_groups, spec.schedule, arch)
+    if tile is None:
+        return None
+    share = tile.cost(arch) * 128 / g.taps  # clocks spent over clocks of the fp32 pipe alone
+    conv = max(fma_seconds * share, (x_bytes + y_bytes) / arch.bandwidth)
+    return 1e3 * (conv + 2 * y_bytes / arch.bandwidth)
+
+
+def resident_blocks(plan: Plan) -> int:
+    """Blocks of the plan's first kernel that fit one SM at once, by the plan's own estimate."""
+    if plan.tile is not None:
+        return plan.tile.blocks_per_sm(plan.arch)
+    by_threads = plan.arch.threads_per_sm // plan.threads
+    smem = plan.launches[0].smem_bytes + SMEM_RESERVED
+    return min(plan.arch.blocks_per_sm, by_threads, plan.arch.smem_per_sm // smem)

@@ -1,0 +1,1 @@
+"""Jinja templates of what kgen emits; device functions are plain CUDA in `device/`."""

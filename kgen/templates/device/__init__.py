@@ -1,0 +1,1 @@
+"""Plain CUDA device functions, pasted into what kgen emits; no Jinja."""

@@ -1,0 +1,1 @@
+__device__ __forceinline__ float op_add(float v, float shift) { return v + shift; }

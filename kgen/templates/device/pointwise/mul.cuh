@@ -1,0 +1,1 @@
+__device__ __forceinline__ float op_mul(float v, float factor) { return v * factor; }

@@ -1,0 +1,117 @@
+"""Reads a spec file into plain Python values and remembers the line of every key.
+
+ruamel.yaml in round-trip mode follows YAML 1.2: `1e-5` is a number, `no` is text, and a repeated
+key is an error. What it cannot know is refused here: aliases, several documents, huge files.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import AliasEvent
+
+from kgen.errors import Issue, SpecError, UsageError
+
+MAX_BYTES = 256 * 1024  # a spec is a page long; anything near this is not a spec
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class YamlSource:
+    """A parsed spec file: `values` as plain dicts, lists and scalars, `lines` by key path."""
+
+    name: str
+    values: Any
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+
+    def line_of(self, path: KeyPath) -> int | None:
+        """The 1-based line of `path`, or of its nearest enclosing key, or None."""
+        for end in range(len(path), -1, -1):
+            if path[:end] in self.lines:
+                return self.lines[path[:end]]
+        return None
+
+
+def read_yaml(path: FilePath) -> YamlSource:
+    """Read a spec file.
+
+    Raises: UsageError if it cannot be read, SpecError if it is not one YAML mapping.
+    """
+    name = str(path)
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(f"{name}: no such file") from None
+    except IsADirectoryError:
+        raise UsageError(f"{name}: is a folder, expected a spec file") from None
+    except OSError as error:
+        raise UsageError(f"{name}: cannot be read: {error.strerror}") from None
+    return parse_yaml(raw, name)
+
+
+def parse_yaml(raw: bytes, name: str) -> YamlSource:
+    """Parse the bytes of a spec file; `name` is what messages call it. Raises: SpecError."""
+
+    def refuse(message: str, line: int | None = None, hint: str = "") -> SpecError:
+        return SpecError(name, [Issue("", message, hint, line)])
+
+    if len(raw) > MAX_BYTES:
+        raise refuse(f"is {len(raw)} bytes long, a spec may have at most {MAX_BYTES}")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise refuse("is not UTF-8 text", line, "save the file as UTF-8") from None
+    loader = YAML(typ="rt")
+    try:
+        for event in loader.parse(io.StringIO(text)):
+            if isinstance(event, AliasEvent):
+                line = event.start_mark.line + 1
+                raise refuse("YAML aliases (*name) are not allowed in a spec", line)
+        documents = list(loader.load_all(io.StringIO(text)))
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else None
+        problem = " ".join((error.problem or error.context or "not valid YAML").split())
+        raise refuse(f"not valid YAML: {problem}", line) from None
+    except (YAMLError, ValueError, RecursionError) as error:
+        first = (str(error).splitlines() or ["cannot be parsed"])[0]
+        raise refuse(f"not valid YAML: {first}") from None
+    if not documents or documents == [None]:
+        raise refuse("is empty", hint="`kgen new NAME` writes a spec to start from")
+    if len(documents) > 1:
+        raise refuse(f"holds {len(documents)} YAML documents, expected one")
+    if not isinstance(documents[0], CommentedMap):
+        hint = "a spec is a mapping: `key: value`, with a space after the colon"
+        raise refuse("is not a mapping of keys to values", 1, hint)
+    lines: dict[KeyPath, int] = {(): 1}
+    return YamlSource(name, _plain(documents[0], (), lines), lines)
+
+
+def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> Any:
+    """Strip ruamel's types from `node` and note the line of every key below `path`."""
+    if isinstance(node, CommentedMap):
+        result: dict[Any, Any] = {}
+        for key, value in node.items():
+            below = (*path, str(key))
+            lines[below] = node.lc.key(key)[0] + 1
+            result[str(key)] = _plain(value, below, lines)
+        return result
+    if isinstance(node, CommentedSeq):
+        items = []
+        for index, value in enumerate(node):
+            below = (*path, index)
+            lines[below] = node.lc.item(index)[0] + 1
+            items.append(_plain(value, below, lines))
+        return items
+    for kind in (bool, int, float, str):
+        if isinstance(node, kind):
+            return kind(node)
+    return None if node is None else str(node)
