@@ -36,7 +36,6 @@ class Arch:
         return 65536
 
 
-SMEM_STATIC_LIMIT = 49152  # bytes a block gets without the opt-in attribute
 SMEM_RESERVED = 1024  # bytes of shared memory that the system keeps for each block
 REGISTERS_PER_THREAD = 255
 

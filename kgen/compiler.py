@@ -14,7 +14,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,11 +72,11 @@ def compile_source(source: str, arch: str, *, version: str = "", use_cache: bool
     key = cache_key(source, arch, nvrtc, version)
     root = cache_dir()
     entry = root / "cubin" / key[:2] / key
-    found = _read_entry(entry)
+    found = read_entry(entry)
     if found is not None:
         return found
     with _locked(root / "locks" / f"{key}.lock"):
-        found = _read_entry(entry)  # another process may have finished it meanwhile
+        found = read_entry(entry)  # another process may have finished it meanwhile
         if found is None:
             found = _nvrtc_compile(source, arch, nvrtc)
             _install(entry, found, source)
@@ -125,9 +125,7 @@ def nvrtc_version() -> str:
         result, major, minor = nvrtc.nvrtcVersion()
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CompileError(
-            f"NVRTC cannot be loaded: {reason}; pip install 'kgen[cuda]'"
-        ) from None
+        raise CompileError(f"NVRTC cannot be loaded: {reason}; pip install 'kgen[cuda]'") from None
     if int(result) != 0:
         raise CompileError(f"nvrtcVersion failed: {result.name}")
     return f"{major}.{minor}"
@@ -154,18 +152,24 @@ def _nvrtc_compile(source: str, arch: str, version: str) -> Build:
         log = _text(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
         if int(result) != 0:
             raise CompileError(f"{arch}, NVRTC {version}: {_first_error(log, source)}")
-        cubin = bytearray(_call(nvrtc.nvrtcGetCUBINSize, program))
-        _call(nvrtc.nvrtcGetCUBIN, program, memoryview(cubin))
+        cubin = _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
         ptx = _text(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program)
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-    return Build(arch, version, bytes(cubin), ptx, parse_resources(log), seconds, cached=False)
+    return Build(arch, version, cubin, ptx, parse_resources(log), seconds, cached=False)
+
+
+def _read(size: Callable[..., Any], read: Callable[..., Any], program: Any) -> bytes:
+    count = _call(size, program)
+    if count < 2:  # nothing but a terminator; Python shares bytes objects this short
+        return b""
+    buffer = bytes(count)  # filled in place: what every version of cuda-bindings accepts
+    _call(read, program, buffer)
+    return buffer
 
 
 def _text(size: Callable[..., Any], read: Callable[..., Any], program: Any) -> str:
-    buffer = bytearray(_call(size, program))
-    _call(read, program, memoryview(buffer))
-    return buffer.rstrip(b"\0").decode("utf-8", errors="replace")
+    return _read(size, read, program).rstrip(b"\0").decode("utf-8", errors="replace")
 
 
 def _first_error(log: str, source: str) -> str:
@@ -282,7 +286,7 @@ class _locked:  # noqa: N801 - used like a function
         self._lock.release()
 
 
-def _read_entry(entry: Path) -> Build | None:
+def read_entry(entry: Path) -> Build | None:
     """A complete, undamaged entry, or None. Touches it, so that `gc` knows it was used."""
     try:
         record = json.loads((entry / "entry.json").read_text("utf-8"))
@@ -340,54 +344,3 @@ def _install(entry: Path, build: Build, source: str) -> None:
 
 def _digests(cubin: bytes, ptx: bytes) -> dict[str, str]:
     return {"cubin": hashlib.sha256(cubin).hexdigest(), "ptx": hashlib.sha256(ptx).hexdigest()}
-
-
-@dataclass(frozen=True)
-class CacheEntry:
-    """One entry of the cache, for `kgen cache ls` and `gc`. used: seconds since the epoch."""
-
-    path: Path
-    key: str
-    arch: str
-    nvrtc: str
-    kernels: tuple[str, ...]
-    size: int
-    used: float
-    intact: bool
-
-
-def cache_entries(root: Path) -> Iterator[CacheEntry]:
-    """Every entry below a cache folder, damaged ones included, sorted by key."""
-    for path in sorted(root.glob("cubin/*/*")):
-        if path.name.startswith(".new-") or not path.is_dir():
-            continue
-        try:
-            size = sum(file.stat().st_size for file in path.iterdir())
-            used = max(file.stat().st_mtime for file in [path, *path.iterdir()])
-        except OSError:  # another process is replacing it
-            continue
-        build = _read_entry_quietly(path)
-        yield CacheEntry(
-            path=path,
-            key=path.name,
-            arch=build.arch if build else "?",
-            nvrtc=build.nvrtc if build else "?",
-            kernels=tuple(one.kernel for one in build.resources) if build else (),
-            size=size,
-            used=used,
-            intact=build is not None,
-        )
-
-
-def _read_entry_quietly(entry: Path) -> Build | None:
-    """Like `_read_entry`, without counting as a use."""
-    try:
-        status = (entry / "entry.json").stat()
-    except OSError:
-        return None
-    build = _read_entry(entry)
-    try:
-        os.utime(entry / "entry.json", (status.st_atime, status.st_mtime))
-    except OSError:
-        return build
-    return build

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import keyword
 import re
-import struct
 from collections.abc import Callable, Iterator
 
-from kgen.arch import ARCHS, SMEM_STATIC_LIMIT
+from kgen.arch import ARCHS, REGISTERS_PER_THREAD
 from kgen.errors import Issue
 from kgen.geometry import geometry
-from kgen.names import CPP_KEYWORDS, MAX_NAME, MODULE_ATTRIBUTES
+from kgen.names import CPP_KEYWORDS, MAX_NAME, MODULE_ATTRIBUTES, YAML_WORDS
 from kgen.ops import OPS
 from kgen.plan import HYBRID_VALUES, fold, hybrid_smem, hybrid_threads
 from kgen.spec import INT_MAX, GroupNorm, Spec
@@ -22,6 +21,8 @@ from kgen.tiling import Tile, complete, fits_registers, round_up, with_stage
 
 Rule = Callable[[Spec], Iterator[Issue]]
 _RULES: list[tuple[tuple[str, ...], Rule]] = []
+
+FLOAT32_MIN, FLOAT32_MAX = 1.2e-38, 3.4e38  # least normal and greatest value, rounded inwards
 
 _TILE_KEYS = ("tile_h", "tile_w", "tile_k", "tile_c", "pixels")
 
@@ -75,6 +76,8 @@ def name_problem(name: str) -> str:
         return f"has {len(name)} letters, at most {MAX_NAME} are allowed"
     if name in CPP_KEYWORDS or keyword.iskeyword(name):
         return "is a keyword of C++, CUDA or Python"
+    if name.lower() in YAML_WORDS:
+        return "is a boolean or empty to other YAML readers"
     if "__" in name:
         return "must not hold two underscores in a row (reserved in C++)"
     return ""
@@ -86,13 +89,20 @@ def _name(spec: Spec) -> Iterator[Issue]:
     if problem:
         near = re.sub(r"_+", "_", re.sub(r"\W+", "_", spec.name, flags=re.ASCII)).strip("_")
         near = near[:MAX_NAME] if near[:1].isalpha() else f"block_{near}"[:MAX_NAME].rstrip("_")
-        if near in CPP_KEYWORDS or keyword.iskeyword(near):
+        if name_problem(near):
             near = f"{near}_block"
         yield Issue("name", f"{_short(spec.name)} {problem}", f"for instance {near}")
 
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+@_reads("targets")
+def _targets(spec: Spec) -> Iterator[Issue]:
+    for index, target in enumerate(spec.targets):
+        if target in spec.targets[:index]:
+            yield Issue(f"targets[{index}]", f"{target} is named twice", "leave one out")
 
 
 @_reads("chain")
@@ -146,9 +156,12 @@ def _groups(spec: Spec) -> Iterator[Issue]:
                 f"num_groups {step.num_groups} does not divide out_channels {channels}",
                 f"nearest legal value {near}; num_groups must be one of {listed}",
             )
-        if struct.unpack("f", struct.pack("f", min(step.eps, 3e38)))[0] < 1.2e-38:
+        if step.eps < FLOAT32_MIN:
             message = f"eps {step.eps:g} is zero or subnormal in float32"
             yield Issue(f"{path}.eps", message, "the least legal value is 1.2e-38")
+        if step.eps > FLOAT32_MAX:
+            message = f"eps {step.eps:g} is infinite in float32"
+            yield Issue(f"{path}.eps", message, "the usual value is 1e-5")
 
 
 @_reads("problem")
@@ -200,11 +213,10 @@ def _schedule_keys(spec: Spec) -> Iterator[Issue]:
         near = nearest(schedule.threads, list(range(32, 1025, 32)))
         message = f"threads {schedule.threads} is not a multiple of 32 from 32 to 1024"
         yield Issue("schedule.threads", message, f"nearest legal value {near}")
-    if schedule.tile_h is not None and schedule.pixels is not None:
-        if schedule.tile_h % schedule.pixels:
-            near = nearest(schedule.pixels, divisors(schedule.tile_h))
-            message = f"pixels {schedule.pixels} does not divide tile_h {schedule.tile_h}"
-            yield Issue("schedule.pixels", message, f"nearest legal value {near}")
+    if schedule.tile_h and schedule.pixels and schedule.tile_h % schedule.pixels:
+        near = nearest(schedule.pixels, divisors(schedule.tile_h))
+        message = f"pixels {schedule.pixels} does not divide tile_h {schedule.tile_h}"
+        yield Issue("schedule.pixels", message, f"nearest legal value {near}")
     if schedule.tile_c is not None and schedule.tile_c > spec.problem.in_channels:
         message = f"tile_c {schedule.tile_c} exceeds in_channels {spec.problem.in_channels}"
         yield Issue("schedule.tile_c", message, f"nearest legal value {spec.problem.in_channels}")
@@ -297,15 +309,12 @@ def _why_no_tile(spec: Spec, group_channels: int) -> Issue:
     if tile.smem > arch.smem_per_block:
         return _too_much_smem(tile, target, arch.smem_per_block)
     if not fits_registers(tile):
-        most = min(255, 65536 // tile.threads // 8 * 8) - 40
+        most = min(REGISTERS_PER_THREAD, 65536 // tile.threads // 8 * 8)
         message = (
-            f"a thread computes {tile.accumulators} outputs ({tile.pixels} pixels x "
-            f"{tile.thread_k} channels); with {tile.threads} threads a block the registers "
-            f"hold at most {max(most, 0)}"
+            f"a thread that computes {tile.accumulators} outputs ({tile.pixels} pixels x "
+            f"{tile.thread_k} channels) needs about {tile.registers} registers; with "
+            f"{tile.threads} threads a block it has {most}"
         )
         return Issue("schedule.threads", message, "fewer pixels a thread, or a smaller tile_k")
     message = f"no choice of the free knobs fits {target} with the given ones"
     return Issue("schedule", message, "leave out one knob")
-
-
-assert SMEM_STATIC_LIMIT == 48 * 1024

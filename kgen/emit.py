@@ -71,7 +71,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         finalize=_finalize,
-        autoescape=False,  # noqa: S701 - C++ and Python, not HTML
+        autoescape=False,  # C++ and Python, not HTML
     )
     env.filters.update(f32=f32, paste=paste, json=_json, repr=repr)
     return env
@@ -81,7 +81,7 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def render_template(name: str, **context: object) -> str:
+def render_template(name: str, /, **context: object) -> str:
     """Render one template. Raises: BuildError naming the template, its line and the problem."""
     try:
         return environment().get_template(name).render(**context)
@@ -118,6 +118,17 @@ def render(spec: Spec, plan: Plan | None = None) -> dict[str, str]:
     return dict(sorted(text.items()))
 
 
+def emit(spec: Spec, output: str | os.PathLike[str], *, force: bool = False) -> Path:
+    """Write the package of a checked spec to `output/<name>`; returns that folder.
+
+    Raises: UsageError if it cannot be written, or if it holds what kgen did not write and not
+    `force`; BuildError if a template is wrong.
+    """
+    folder = Path(output) / spec.name
+    write(folder, render(spec), force=force)
+    return folder
+
+
 def make_manifest(spec: Spec, plan: Plan) -> dict[str, Any]:
     """What the plan decided, for the launcher and for tools; plain JSON values."""
     return {
@@ -127,6 +138,7 @@ def make_manifest(spec: Spec, plan: Plan) -> dict[str, Any]:
         "strategy": plan.strategy,
         "spec": spec.canonical(),
         "output": {"C_out": plan.g.C_out, "P": plan.g.P, "Q": plan.g.Q},
+        "x_alignment": 4 * plan.tile.copy if plan.tile else 4,
         "convolution": _convolution(plan) if plan.strategy == "hybrid" else None,
         "launches": [asdict(launch) for launch in plan.launches],
         "workspace_floats_per_sample": plan.workspace_per_sample,

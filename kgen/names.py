@@ -13,8 +13,11 @@ CPP_KEYWORDS = frozenset(
     throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while
     xor xor_eq final override main
     threadIdx blockIdx blockDim gridDim warpSize dim3 float2 float4 int2 int4 half
-    """.split()
+    """.split()  # noqa: SIM905 - words read better than a list
 )
+
+# Plain words that YAML 1.1 readers take for a boolean or for nothing.
+YAML_WORDS = frozenset(("yes", "no", "on", "off", "true", "false", "null"))
 
 # Attributes of torch.nn.Module, and names that the emitted module uses itself.
 MODULE_ATTRIBUTES = frozenset(
@@ -30,5 +33,5 @@ MODULE_ATTRIBUTES = frozenset(
     training type xpu zero_grad
     conv conv_bias conv_weight group_norm gamma beta x v device dtype in_channels out_channels
     kernel_size num_groups torch nn self
-    """.split()
+    """.split()  # noqa: SIM905 - words read better than a list
 )

@@ -1,4 +1,4 @@
-"""Emitted packages as Python modules: import one from a folder, or from a spec through the cache."""
+"""Emitted packages as Python modules, imported from a folder or made from a spec in the cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from kgen.compiler import cache_dir
+from kgen.compiler import CacheError, cache_dir
 from kgen.constraints import check
 from kgen.emit import render, write
 from kgen.errors import SpecError, UsageError
@@ -31,7 +31,7 @@ def import_package(folder: Path) -> ModuleType:
     if not (folder / "__init__.py").is_file() or not (folder / "manifest.json").is_file():
         raise UsageError(f"{folder}: is not an emitted package (no __init__.py, manifest.json)")
     content = hashlib.sha256(str(folder).encode())
-    for path in sorted(folder.glob("*.py")) + [folder / "kernel.cu", folder / "manifest.json"]:
+    for path in [*sorted(folder.glob("*.py")), folder / "kernel.cu", folder / "manifest.json"]:
         content.update(path.read_bytes())
     name = f"kgen_package_{content.hexdigest()[:24]}"
     with _lock:
@@ -40,7 +40,8 @@ def import_package(folder: Path) -> ModuleType:
         found = importlib.util.spec_from_file_location(
             name, folder / "__init__.py", submodule_search_locations=[str(folder)]
         )
-        assert found is not None and found.loader is not None
+        assert found is not None
+        assert found.loader is not None
         module = importlib.util.module_from_spec(found)
         sys.modules[name] = module
         try:
@@ -55,7 +56,10 @@ def package_of(spec: Spec) -> ModuleType:
     """The package of a spec, emitted into the cache folder if it is not there yet."""
     text = render(spec)
     content = hashlib.sha256("".join(text.values()).encode()).hexdigest()[:16]
-    folder = cache_dir() / "package" / content / spec.name
+    try:
+        folder = cache_dir() / "package" / content / spec.name
+    except CacheError as error:
+        raise UsageError(str(error)) from None
     write(folder, text, force=True)
     return import_package(folder)
 
@@ -76,13 +80,14 @@ def load(
     """
     if on_mismatch not in ("error", "regenerate"):
         raise UsageError(f"on_mismatch is {on_mismatch!r}; legal are 'error' and 'regenerate'")
-    package = _package(source)
+    package = find_package(source)
     if on_mismatch == "error":
         return package.FusedBlock(**module_arguments)
     return _regenerating(package)(**module_arguments)
 
 
-def _package(source: str | os.PathLike[str] | Spec | ModuleType) -> Any:
+def find_package(source: str | os.PathLike[str] | Spec | ModuleType) -> Any:
+    """The imported package of a spec file, a Spec, a package folder; a module is taken as it is."""
     if isinstance(source, ModuleType):
         return source
     if isinstance(source, Spec):
@@ -94,6 +99,8 @@ def _package(source: str | os.PathLike[str] | Spec | ModuleType) -> Any:
 def spec_of(package: Any) -> Spec:
     """The spec that a package was emitted from."""
     values = dict(package.spec)
+    given = values["schedule"].items()
+    values["schedule"] = {key: value for key, value in given if value is not None}
     values["chain"] = [_chain_item(step) for step in values["chain"]]
     return load_spec(values)
 

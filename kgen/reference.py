@@ -15,7 +15,6 @@ from kgen.geometry import geometry
 from kgen.ops import OPS
 from kgen.spec import Spec
 
-ATOL = RTOL = 1e-4  # against the fp64 oracle, on every element
 CHUNK_BYTES = 1 << 29  # of fp64 convolution output that the oracle holds at a time
 
 Parameters = dict[str, torch.Tensor]

@@ -46,6 +46,7 @@ class Block:
         output = manifest["output"]
         self.output = (output["C_out"], output["P"], output["Q"])
         self.workspace_per_sample: int = manifest["workspace_floats_per_sample"]
+        self.x_alignment: int = manifest["x_alignment"]
         self._compile_source = compile_source
         self._convolution: dict[str, list[int]] | None = manifest["convolution"]
         self._launches = [
@@ -106,7 +107,9 @@ class Block:
         N = x.shape[0]
         with torch.cuda.device(x.device):
             tensors = {key: one.contiguous() for key, one in parameters.items()}
-            tensors["x"] = x.contiguous()
+            tensors["x"] = x = x.contiguous()
+            if x.data_ptr() % self.x_alignment:
+                tensors["x"] = x.clone(memory_format=torch.contiguous_format)
             if self._convolution is not None:
                 conv_out = library_convolution(
                     tensors["x"], tensors["conv.weight"], **self._convolution
@@ -114,7 +117,7 @@ class Block:
                 tensors["conv_out"] = conv_out
                 y = conv_out if y is None else y  # in place, unless the caller wants it elsewhere
             if y is None:
-                y = x.new_empty((N, *self.output), memory_format=torch.contiguous_format)
+                y = x.new_empty((N, *self.output))
             if workspace is None:
                 workspace = x.new_empty(N * self.workspace_per_sample)
             tensors["y"], tensors["workspace"] = y, workspace

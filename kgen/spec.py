@@ -35,10 +35,11 @@ STRATEGIES = ("hybrid", "two_kernel")
 NORMS = ("group_norm",)
 
 Count = Annotated[int, Field(ge=1, le=INT_MAX)]
+_COUNT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": INT_MAX}
 
 
 def _refusal(message: str, given: object, hint: str = "", **names: str) -> PydanticCustomError:
-    return PydanticCustomError("refusal", message, {"given": quote(given), "hint": hint, **names})  # type: ignore[arg-type]
+    return PydanticCustomError("refusal", message, {"given": quote(given), "hint": hint, **names})
 
 
 def _as_tuple(value: object) -> object:
@@ -47,7 +48,9 @@ def _as_tuple(value: object) -> object:
 
 def _pair(value: object) -> object:
     """`3` stands for `[3, 3]`; a list must hold two integers, for height and width."""
-    if isinstance(value, int) and not isinstance(value, bool):
+    if type(value) is int:
+        if not _is_count(value, 1):
+            raise _refusal("expected an integer from 1 to 2147483647, got {given}", value)
         return (value, value)
     if isinstance(value, (list, tuple)) and len(value) == 2:
         return tuple(value)
@@ -81,7 +84,6 @@ def _batch(value: object) -> int | Literal["dynamic"]:
     raise _refusal("expected an integer from 1 to 2147483647 or `dynamic`, got {given}", value)
 
 
-_COUNT_SCHEMA = {"type": "integer", "minimum": 1, "maximum": INT_MAX}
 Size = Annotated[tuple[Count, Count], BeforeValidator(_pair), _pair_schema(1)]
 Padding = Annotated[
     tuple[int, int] | Literal["same"],
@@ -101,7 +103,7 @@ def _only(*supported: object, unsupported: tuple[object, ...] = ()) -> BeforeVal
     def check(value: object) -> object:
         if any(type(value) is type(one) and value == one for one in supported):
             return value
-        listed = ", ".join(str(one) for one in supported if one is not None)
+        listed = ", ".join(str(one) for one in supported)
         if value in unsupported:
             raise _refusal("{given} is not supported yet; only {listed}", value, listed=listed)
         raise _refusal("{given} is not a legal value; expected {listed}", value, listed=listed)
@@ -109,10 +111,21 @@ def _only(*supported: object, unsupported: tuple[object, ...] = ()) -> BeforeVal
     return BeforeValidator(check)
 
 
+def _not_empty(value: object) -> object:
+    if value is None:
+        raise _refusal("is empty; write a value or leave the key out", value)
+    return value
+
+
 def _conv_groups(value: object) -> object:
     if type(value) is int and value > 1:
-        raise _refusal("grouped and depthwise convolution ({given} groups) is not supported yet; only 1", value)
-    return _only(1).func(value)  # type: ignore[call-arg, arg-type]
+        message = "grouped and depthwise convolution ({given} groups) is not supported yet; only 1"
+        raise _refusal(message, value)
+    return _only(1).func(value)  # type: ignore[call-arg]
+
+
+# A key that may be left out; unlike the default, an empty value in a file is refused.
+Knob = Annotated[Count | None, BeforeValidator(_not_empty), WithJsonSchema(_COUNT_SCHEMA)]
 
 
 class _Model(BaseModel):
@@ -239,18 +252,22 @@ class Schedule(_Model):
 
     strategy: Annotated[
         Literal["hybrid", "two_kernel"] | None,
-        _only(None, *STRATEGIES, unsupported=("recompute", "single_pass")),
+        _only(*STRATEGIES, unsupported=("recompute", "single_pass")),
+        BeforeValidator(_not_empty),
+        WithJsonSchema({"enum": list(STRATEGIES)}),
     ] = None
     math: Annotated[
         Literal["ffma"] | None,
-        _only(None, "ffma", unsupported=("tf32", "tf32x3", "bf16x3", "fp16x3")),
+        _only("ffma", unsupported=("tf32", "tf32x3", "bf16x3", "fp16x3")),
+        BeforeValidator(_not_empty),
+        WithJsonSchema({"enum": ["ffma"]}),
     ] = None
-    tile_h: Count | None = None
-    tile_w: Count | None = None
-    tile_k: Count | None = None
-    tile_c: Count | None = None
-    pixels: Count | None = None
-    threads: Count | None = None
+    tile_h: Knob = None
+    tile_w: Knob = None
+    tile_k: Knob = None
+    tile_c: Knob = None
+    pixels: Knob = None
+    threads: Knob = None
 
 
 class Spec(_Model):
@@ -267,9 +284,7 @@ class Spec(_Model):
     ]
     schedule: Schedule = Schedule()
     targets: Annotated[
-        tuple[
-            Annotated[str, _only(*ARCHS), WithJsonSchema({"enum": list(ARCHS)})], ...
-        ],
+        tuple[Annotated[str, _only(*ARCHS), WithJsonSchema({"enum": list(ARCHS)})], ...],
         BeforeValidator(_as_tuple),
         Field(min_length=1),
     ] = (DEFAULT_TARGET,)
@@ -364,4 +379,4 @@ def _keys_beside(path: KeyPath) -> list[str]:
     if path[:1] == ("chain",):
         return ["num_groups", "eps"]
     models: dict[str | int, type[BaseModel]] = {"problem": Problem, "schedule": Schedule}
-    return list((models[path[0]] if len(path) > 1 else Spec).model_fields)
+    return list((models.get(path[0], Spec) if len(path) > 1 else Spec).model_fields)

@@ -18,8 +18,8 @@ from kgen.geometry import Geometry
 from kgen.spec import Schedule
 
 WARP = 32
-# Registers a thread needs beside its accumulators: a window of x, weights, addresses.
-REGISTERS_BESIDE = 40
+# Registers a thread needs beside its accumulators, its window of x and its weights.
+REGISTERS_BESIDE = 36
 # Fused multiply-adds in one fully unrolled (c, s) body; more costs compile time, not run time.
 UNROLL_LIMIT = 2048
 PREFERRED_SMEM = 48 * 1024  # a stage of at most this size leaves room for several blocks an SM
@@ -77,9 +77,17 @@ class Tile:
         return (self.tile_h - 1) * self.g.stride[0] + self.g.extent[0]
 
     @cached_property
+    def copy(self) -> int:
+        """Floats of one asynchronous copy of x: the widest that never straddles the image's edge."""
+        fits = (self.g.W, self.tile_w * self.g.stride[1])
+        return next(width for width in (4, 2, 1) if all(one % width == 0 for one in fits))
+
+    @cached_property
     def in_w(self) -> int:
-        """Input columns of the tile, halo included."""
-        return (self.tile_w - 1) * self.g.stride[1] + self.g.extent[1]
+        """Input columns of the tile, halo included, in whole aligned copies."""
+        shift = -self.g.pad_before[1] % self.copy
+        needed = shift + (self.tile_w - 1) * self.g.stride[1] + self.g.extent[1]
+        return round_up(needed, self.copy)
 
     @cached_property
     def pitch_x(self) -> int:
@@ -90,7 +98,7 @@ class Tile:
         """
         if self.tile_w >= WARP or WARP % self.tile_w:
             return self.in_w
-        for pitch in range(self.in_w, self.in_w + WARP):
+        for pitch in range(self.in_w, self.in_w + WARP, self.copy):
             if pitch * self.pixels * self.g.stride[0] % WARP == self.tile_w:
                 return pitch
         return self.in_w
@@ -137,8 +145,16 @@ class Tile:
 
     @property
     def registers(self) -> int:
-        """Registers a thread is expected to need."""
-        return min(REGISTERS_PER_THREAD, round_up(self.accumulators + REGISTERS_BESIDE, 8))
+        """Registers a thread is expected to need, not capped at what there is."""
+        return round_up(self.accumulators + self.window + self.thread_k + REGISTERS_BESIDE, 8)
+
+    @property
+    def window(self) -> int:
+        """Input rows of one column that a thread keeps in registers."""
+        if self.unroll[1] == 1:
+            return self.pixels
+        rows = (self.pixels - 1) * self.g.stride[0] + self.g.extent[0]
+        return min(rows, self.pixels * self.g.R)
 
     def blocks_per_sm(self, arch: Arch) -> int:
         """Blocks that fit one SM at once by threads, expected registers and shared memory."""
@@ -158,37 +174,34 @@ class Tile:
         return (1, self.g.R if row * self.g.R <= UNROLL_LIMIT else 1)
 
     def cost(self, arch: Arch) -> float:
-        """Expected SM clocks of the convolution per useful output element; lower is better.
+        """Expected clocks of one SM for each useful output element; lower is better.
 
         Per block: multiply-adds at 128 lanes a clock, shared-memory wavefronts at one a clock,
-        issue slots at four a clock. The longest of them bounds the main loop; filling the tile
-        and the epilogue come on top, less what other resident blocks hide.
+        issue slots at four a clock; the longest bounds the main loop. Staging and the epilogue
+        come on top, and so does their latency as far as no other resident block hides it. Last,
+        the part of a wave in which SMs idle, where the batch is known.
         """
-        warps = self.threads / WARP
-        steps = self.g.taps
-        fma = self.accumulators * steps * warps / 4
-        unrolled_rows = self.unroll[1]
-        window = (
-            (self.pixels - 1) * self.g.stride[0] + self.g.extent[0]
-            if unrolled_rows > 1
-            else self.pixels
-        )
-        loads_x = min(window, self.pixels * unrolled_rows) * self.g.S * self.g.C_in
-        loads_x *= self.g.R / unrolled_rows
+        steps, warps = self.g.taps, self.threads / WARP
+        loads_x = self.window * steps / self.g.R
+        loads_x *= 1 if self.unroll[1] > 1 else self.g.R
         width = 4 if self.thread_k % 4 == 0 else 2 if self.thread_k % 2 == 0 else 1
         loads_w = steps * self.thread_k / width
-        wavefronts = (loads_x * self.g.stride[1] + loads_w) * warps
+        wavefronts = (loads_x * min(self.g.stride[1], 4) + loads_w) * warps
         issue = (self.accumulators * steps + loads_x + loads_w) * warps / 4
-        staged = self.g.C_in * self.in_h * self.in_w + steps * self.tile_k
-        fill = staged / WARP * 12 / 4
-        epilogue = self.accumulators * warps * 14 / 4
+        copies = self.g.C_in * self.in_h * self.in_w / self.copy + steps * self.tile_k
+        overhead = copies / WARP * 12 / 4 + self.accumulators * warps * 18 / 4
         resident = self.blocks_per_sm(arch)
-        hidden = 1 - 0.5 / resident
-        warps_resident = resident * warps
-        stall = max(1.0, 8 / warps_resident)
-        clocks = max(fma, wavefronts, issue) * stall + (fill + epilogue) * (2 - hidden)
+        exposed = overhead + 2000 * -(-self.g.C_in // self.tile_c)
+        clocks = max(issue, wavefronts) + overhead + exposed / resident
         useful = self.g.P * self.g.Q * self.g.C_out / self.blocks
-        return clocks / useful
+        return clocks / useful * self._last_wave(arch)
+
+    def _last_wave(self, arch: Arch) -> float:
+        """Blocks of the busiest SM over the average; 1 where the batch is dynamic."""
+        if self.g.N is None:
+            return 1.0
+        share = self.g.N * self.blocks / arch.sms
+        return math.ceil(share) / share
 
 
 @lru_cache(maxsize=256)
@@ -218,15 +231,14 @@ def is_legal(tile: Tile, arch: Arch) -> bool:
 
 def fits_registers(tile: Tile) -> bool:
     """Whether a block of such threads can be resident without spilling its accumulators."""
-    need = tile.accumulators + REGISTERS_BESIDE
-    return need <= REGISTERS_PER_THREAD and round_up(need, 8) * tile.threads <= 65536
+    return tile.registers <= REGISTERS_PER_THREAD and tile.registers * tile.threads <= 65536
 
 
 def candidates(g: Geometry, group_channels: int, schedule: Schedule) -> Iterator[Tile]:
     """Tiles worth comparing; a knob that the schedule gives is taken as it is.
 
-    What the free knobs range over is kept to tiles that fill their threads: the strips make whole
-    warps, and a thread has at least 8 accumulators if the problem has so many.
+    Where neither threads nor pixels are given, a thread has at most 64 accumulators: more compile
+    longer, risk spills, and were no faster where that was measured.
     """
 
     def choices(given: int | None, values: tuple[int, ...]) -> tuple[int, ...]:
@@ -238,10 +250,10 @@ def candidates(g: Geometry, group_channels: int, schedule: Schedule) -> Iterator
         return (*below, *values[len(below) : len(below) + 1])
 
     powers = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-    tile_ws = choices(schedule.tile_w, up_to(g.Q, powers[3:]))
+    # A warp that covers 32 columns of one row stores whole sectors; narrower only where Q is.
+    tile_ws = choices(schedule.tile_w, up_to(g.Q, powers[3:])[-4:] if g.Q < 32 else powers[5:])
     tile_hs = choices(schedule.tile_h, up_to(g.P, powers[:7]))
     tile_ks = choices(schedule.tile_k, up_to(g.C_out, (4, 8, 16, 32, 64)))
-    all_free = schedule.threads is None and schedule.tile_k is None and schedule.pixels is None
     for tile_h, tile_w, pixels in product(tile_hs, tile_ws, choices(schedule.pixels, powers[:4])):
         if tile_h % pixels:
             continue
@@ -250,9 +262,8 @@ def candidates(g: Geometry, group_channels: int, schedule: Schedule) -> Iterator
             threads = strips * sets
             if tile_k % sets or threads > 1024 or schedule.threads not in (None, threads):
                 continue
-            if all_free and not (
-                64 <= threads <= 512 and 8 <= tile_k // sets * pixels <= 128
-            ) and g.C_out * g.P * g.Q >= 4096:
+            free = schedule.threads is None and schedule.pixels is None
+            if free and (threads > 512 or tile_k // sets * pixels > 64):
                 continue
             yield with_stage(g, group_channels, schedule, tile_h, tile_w, tile_k, pixels, threads)
 

@@ -14,7 +14,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent
+from ruamel.yaml.events import AliasEvent, DocumentStartEvent, Event
 
 from kgen.errors import Issue, SpecError, UsageError
 
@@ -72,15 +72,12 @@ def parse_yaml(raw: bytes, name: str) -> YamlSource:
     loader = YAML(typ="rt")
     try:
         for event in loader.parse(io.StringIO(text)):
-            if isinstance(event, AliasEvent):
-                line = event.start_mark.line + 1
-                raise refuse("YAML aliases (*name) are not allowed in a spec", line)
+            problem = _forbidden(event)
+            if problem:
+                raise refuse(f"{problem} not allowed in a spec", event.start_mark.line + 1)
         documents = list(loader.load_all(io.StringIO(text)))
     except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else None
-        problem = " ".join((error.problem or error.context or "not valid YAML").split())
-        raise refuse(f"not valid YAML: {problem}", line) from None
+        raise refuse(*_syntax_error(error, text.split("\n"))) from None
     except (YAMLError, ValueError, RecursionError) as error:
         first = (str(error).splitlines() or ["cannot be parsed"])[0]
         raise refuse(f"not valid YAML: {first}") from None
@@ -93,6 +90,29 @@ def parse_yaml(raw: bytes, name: str) -> YamlSource:
         raise refuse("is not a mapping of keys to values", 1, hint)
     lines: dict[KeyPath, int] = {(): 1}
     return YamlSource(name, _plain(documents[0], (), lines), lines)
+
+
+def _syntax_error(error: MarkedYAMLError, lines: list[str]) -> tuple[str, int | None, str]:
+    """Message, 1-based line and hint for text that is not YAML."""
+    mark, hint = error.problem_mark or error.context_mark, ""
+    problem = " ".join((error.problem or error.context or "cannot be parsed").split())
+    if problem == "could not find expected ':'" and error.context_mark:
+        mark, hint = error.context_mark, "write `key: value`, with a space after the colon"
+        problem += f" in {lines[mark.line].strip()[:60]!r}"
+    return f"not valid YAML: {problem}", mark.line + 1 if mark else None, hint
+
+
+def _forbidden(event: Event) -> str:
+    """Why an event of the YAML parser has no place in a spec; empty if it has."""
+    if isinstance(event, AliasEvent):
+        return "YAML aliases (*name) are"
+    if isinstance(event, DocumentStartEvent) and event.version not in (None, (1, 2)):
+        return "the %YAML directive (a spec is YAML 1.2) is"
+    if getattr(event, "tag", None) is not None:
+        return "YAML tags (!name) are"
+    if getattr(event, "value", None) == "<<":
+        return "YAML merge keys (<<) are"
+    return ""
 
 
 def _plain(node: Any, path: KeyPath, lines: dict[KeyPath, int]) -> Any:

@@ -26,9 +26,13 @@ __device__ __forceinline__ float op_add(float v, float shift) { return v + shift
 
 __device__ __forceinline__ float op_mul(float v, float factor) { return v * factor; }
 
-// 1 / (1 + e^-v). e^-v overflows to inf for v below -88, which gives 0; NaN stays NaN.
+// 1 / (1 + 2^(-v log2 e)) with the hardware's exponential and reciprocal, each within 2 ulp.
+// 2^big is inf and gives 0, 2^-big is 0 and gives 1; NaN stays NaN. Results below 2^-126 become 0.
 __device__ __forceinline__ float op_sigmoid(float v) {
-  return __fdividef(1.0f, 1.0f + __expf(-v));
+  float power, result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v * -1.44269504f));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(1.0f + power));
+  return result;
 }
 
 // What the chain needs to know of one channel: neighbouring shifts, or factors, are combined.
@@ -58,12 +62,12 @@ using OffsetY = int;  // inside one sample of y
 constexpr int kPadH = 0, kPadW = 0;
 
 // Tile of a block: kTileH x kTileW output pixels of kTileK channels, kTileC input channels at a time.
-constexpr int kTileH = 16, kTileW = 32;
-constexpr int kTileK = 32, kTileC = 8;
-constexpr int kThreads = 128;
-constexpr int kMinBlocks = 3;  // an SM; caps the registers of a thread
+constexpr int kTileH = 8, kTileW = 32;
+constexpr int kTileK = 16, kTileC = 8;
+constexpr int kThreads = 64;
+constexpr int kMinBlocks = 8;  // an SM; caps the registers of a thread
 // Tile of a thread: kPixels rows of one column by kThreadK channels.
-constexpr int kPixels = 8, kThreadK = 16;
+constexpr int kPixels = 8, kThreadK = 8;
 constexpr int kStrips = kTileH / kPixels * kTileW;
 constexpr int kPixelThreads = (kStrips + 31) / 32 * 32;  // threads that share kThreadK channels
 constexpr int kPixelWarps = kPixelThreads / 32;
@@ -75,15 +79,23 @@ static_assert(kThreads / kPixelThreads * kThreadK == kTileK, "the sets must cove
 constexpr int kTilesP = (kP + kTileH - 1) / kTileH, kTilesQ = (kQ + kTileW - 1) / kTileW;
 constexpr int kTiles = kTilesP * kTilesQ;  // of one output plane
 constexpr int kBlocksK = (kC_out + kTileK - 1) / kTileK;
+constexpr bool kRaggedK = kC_out % kTileK != 0;  // the last channel block reaches past C_out
 
-// Input rows and columns of a tile, halo included, and the pitches in shared memory.
+// Input rows and columns of a tile, halo included, and the pitches in shared memory. Columns are
+// copied kCopy at a time, from kShift columns before the first one needed, which makes every copy
+// aligned and either wholly inside or wholly outside the image.
+constexpr int kCopy = 4;
+constexpr int kShift = (kCopy - kPadW % kCopy) % kCopy;
 constexpr int kInH = (kTileH - 1) * kStrideH + (kR - 1) * kDilationH + 1;
-constexpr int kInW = (kTileW - 1) * kStrideW + (kS - 1) * kDilationW + 1;
-constexpr int kPitchX = 34;
-constexpr int kPitchK = 36;
+constexpr int kInW =
+    (kShift + (kTileW - 1) * kStrideW + (kS - 1) * kDilationW + kCopy) / kCopy * kCopy;
+constexpr int kPitchX = 36;
+constexpr int kPitchK = 20;
 constexpr int kSmemX = (kTileC * kInH * kPitchX + 3) / 4 * 4;  // floats; smem_w starts aligned
 constexpr int kSmemW = kTileC * kR * kS * kPitchK;
 static_assert(kPitchX >= kInW && kPitchK >= kTileK, "a pitch must hold its row");
+static_assert(kW % kCopy == 0 && kTileW * kStrideW % kCopy == 0 && kPitchX % kCopy == 0,
+              "copies must be aligned");
 
 // Moments are taken of kUnit neighbouring channels of one group at a time.
 constexpr int kUnit = 4;
@@ -134,14 +146,23 @@ __device__ __forceinline__ void store_vector(float* address, const float (&value
 
 // Asynchronous copies from global to shared memory (PTX ISA, cp.async; sm_80 and newer).
 
-// Copies one float, or writes zero where `valid` is false; `source` is not read then.
+// Copies 1, 2 or 4 floats, or writes zeros where `valid` is false; `source` is not read then.
+// Both addresses must be aligned to the size of the copy.
+template <int kFloats>
 __device__ __forceinline__ void copy_async_or_zero(float* smem_target, const float* source,
                                                    bool valid) {
+  static_assert(kFloats == 1 || kFloats == 2 || kFloats == 4, "a copy moves 4, 8 or 16 bytes");
   const unsigned target = static_cast<unsigned>(__cvta_generic_to_shared(smem_target));
-  const int bytes = valid ? 4 : 0;
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source),
-               "r"(bytes)
-               : "memory");
+  const int bytes = valid ? 4 * kFloats : 0;
+  if constexpr (kFloats == 4) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
+                 "r"(bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(target), "l"(source),
+                 "n"(4 * kFloats), "r"(bytes)
+                 : "memory");
+  }
 }
 
 // Waits for this thread's copies; a barrier must follow before other threads read them.
@@ -210,12 +231,14 @@ __device__ __forceinline__ float reciprocal_deviation(const Moments& moments, fl
 // Fills smem_x [kTileC][kInH][kPitchX] from channels c0.. of x_n [C_in, H, W]; zeros outside.
 __device__ __forceinline__ void load_input_tile(const float* x_n, int c0, int p0, int q0,
                                                 float* smem_x) {
-  for (int i = threadIdx.x; i < kTileC * kInH * kInW; i += kThreads) {
-    const int c = i / (kInH * kInW), row = i / kInW % kInH, column = i % kInW;
-    const int h = p0 * kStrideH - kPadH + row, w = q0 * kStrideW - kPadW + column;
-    const bool inside = c0 + c < kC_in && h >= 0 && h < kH && w >= 0 && w < kW;
-    const float* source = x_n + (inside ? (static_cast<OffsetX>(c0 + c) * kH + h) * kW + w : 0);
-    copy_async_or_zero(smem_x + (c * kInH + row) * kPitchX + column, source, inside);
+  constexpr int kRowCopies = kInW / kCopy;
+  for (int i = threadIdx.x; i < kTileC * kInH * kRowCopies; i += kThreads) {
+    const int row = i / kRowCopies, column = i % kRowCopies * kCopy;
+    const int c = c0 + row / kInH;
+    const int h = p0 * kStrideH - kPadH + row % kInH, w = q0 * kStrideW - kPadW - kShift + column;
+    const bool inside = c < kC_in && h >= 0 && h < kH && w >= 0 && w < kW;
+    const float* source = x_n + (inside ? (static_cast<OffsetX>(c) * kH + h) * kW + w : 0);
+    copy_async_or_zero<kCopy>(smem_x + row * kPitchX + column, source, inside);
   }
 }
 
@@ -225,8 +248,8 @@ __device__ __forceinline__ void load_weights(const float* weight, int c0, int k0
     const int k = i / (kTileC * kR * kS), tap = i % (kTileC * kR * kS);
     const bool inside = k0 + k < kC_out && c0 + tap / (kR * kS) < kC_in;
     const long long row = static_cast<long long>(k0 + k) * kC_in + c0;
-    copy_async_or_zero(smem_w + tap * kPitchK + k, weight + (inside ? row * (kR * kS) + tap : 0),
-                       inside);
+    copy_async_or_zero<1>(smem_w + tap * kPitchK + k,
+                          weight + (inside ? row * (kR * kS) + tap : 0), inside);
   }
 }
 
@@ -242,6 +265,26 @@ __device__ __forceinline__ void load_weight_row(const float* smem_row, float (&w
       w[k + i] = part[i];
     }
   }
+}
+
+// Moments of a warp's `values` values of channels k.. of one unit, in two passes over the
+// registers: their mean, then the squares about it. A lane's first `rows` rows count, all of them
+// where kFull.
+template <bool kFull>
+__device__ __forceinline__ Moments warp_moments(const float (&acc)[kThreadK][kPixels], int k,
+                                                int rows, float values) {
+  float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kUnit * kPixels; ++j) {
+    sum += kFull || j % kPixels < rows ? acc[k + j / kPixels][j % kPixels] : 0.0f;
+  }
+  const float mean = kFull || values > 0.0f ? warp_sum(sum) / values : 0.0f;
+#pragma unroll
+  for (int j = 0; j < kUnit * kPixels; ++j) {
+    const float delta = acc[k + j / kPixels][j % kPixels] - mean;
+    squares += kFull || j % kPixels < rows ? delta * delta : 0.0f;
+  }
+  return {values, mean, warp_sum(squares)};
 }
 
 // Values of one unit inside the given tile; tiles at the right and bottom edge hold fewer.
@@ -269,10 +312,10 @@ __device__ __forceinline__ Moments group_moments(const float2* partials, Moments
 // stores of y go to neighbouring columns.
 // A thread owns one strip, kPixels rows of one column, of kThreadK channels, in registers.
 //
-// Dynamic shared memory, 30144 bytes:
-//        0  smem_x        float [8][18][34]
-//    19584  smem_w        float [8][3][3][36]
-//    29952  smem_moments  Moments [8][2]
+// Dynamic shared memory, 17328 bytes:
+//        0  smem_x        float [8][10][36]
+//    11520  smem_w        float [8][3][3][20]
+//    17280  smem_moments  Moments [4][1]
 //
 // Barriers: (1) the staged channels are complete; (2) all threads have read them before the next
 // ones overwrite them; (3) the warps' moments are complete.
@@ -313,7 +356,7 @@ const float* __restrict__ conv_bias, const float* __restrict__ param_bias, const
     wait_for_async_copies();
     __syncthreads();  // (1)
 
-    const float* x_c = smem_x + strip_row * kStrideH * kPitchX + strip_column * kStrideW;
+    const float* x_c = smem_x + strip_row * kStrideH * kPitchX + kShift + strip_column * kStrideW;
     const float* w_c = smem_w + k_thread;
 #pragma unroll 1
     for (int c = 0; c < min(kTileC, kC_in - c0); ++c) {
@@ -357,32 +400,21 @@ const float* __restrict__ conv_bias, const float* __restrict__ param_bias, const
 #pragma unroll
     for (int i = 0; i < kPixels; ++i) {
       acc[k][i] = chain(acc[k][i], f);
-      if (i < rows && c < kC_out) {
+      if (i < rows && (!kRaggedK || c < kC_out)) {
         column[i * kQ] = acc[k][i];
       }
     }
   }
 
-  // Moments of the warp's values, in two passes over the registers: mean, then squares about it.
   const int lane = threadIdx.x % 32, pixel_warp = pixel_thread / 32;
-  const float warp_values = warp_sum(static_cast<float>(rows)) * kUnit;
+  const bool full = __all_sync(0xffffffffu, rows == kPixels);
+  const float values = warp_sum(static_cast<float>(rows)) * kUnit;
 #pragma unroll
   for (int unit = 0; unit < kThreadK / kUnit; ++unit) {
-    float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kUnit * kPixels; ++j) {
-      sum += j % kPixels < rows ? acc[unit * kUnit + j / kPixels][j % kPixels] : 0.0f;
-    }
-    const float mean = warp_values > 0.0f ? warp_sum(sum) / warp_values : 0.0f;
-#pragma unroll
-    for (int j = 0; j < kUnit * kPixels; ++j) {
-      const float delta = acc[unit * kUnit + j / kPixels][j % kPixels] - mean;
-      squares += j % kPixels < rows ? delta * delta : 0.0f;
-    }
-    squares = warp_sum(squares);
+    const Moments moments = full ? warp_moments<true>(acc, unit * kUnit, rows, values)
+                                 : warp_moments<false>(acc, unit * kUnit, rows, values);
     if (lane == 0) {
-      smem_moments[(k_thread / kUnit + unit) * kPixelWarps + pixel_warp] = {warp_values, mean,
-                                                                           squares};
+      smem_moments[(k_thread / kUnit + unit) * kPixelWarps + pixel_warp] = moments;
     }
   }
   __syncthreads();  // (3)

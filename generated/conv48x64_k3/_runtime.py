@@ -1,0 +1,345 @@
+"""Loads and launches the kernels of an emitted package on torch tensors.
+
+This file is copied, byte for byte, into every emitted package as `_runtime.py`: it imports
+nothing of kgen. Needs torch, and cuda-bindings once something is launched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_STATIC_SMEM_LIMIT = 49152  # bytes of shared memory a block gets without opting in
+
+
+class LaunchError(RuntimeError):
+    """A kernel could not be loaded or launched. The message names the kernel and the reason."""
+
+
+class Block:
+    """The launches of one emitted package, on any number of devices and threads.
+
+    folder: of the package, with kernel.cu and, after `kgen build`, cubins. manifest: its content.
+    compile_source: turns (source, arch) into an object with a `cubin`; called where no built cubin
+    fits the device.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: dict[str, Any],
+        compile_source: Callable[..., Any],
+    ) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.name: str = manifest["name"]
+        problem = manifest["spec"]["problem"]
+        self.batch: int | None = None if problem["batch"] == "dynamic" else problem["batch"]
+        self.sample = (problem["in_channels"], problem["height"], problem["width"])
+        output = manifest["output"]
+        self.output = (output["C_out"], output["P"], output["Q"])
+        self.workspace_per_sample: int = manifest["workspace_floats_per_sample"]
+        self.x_alignment: int = manifest["x_alignment"]
+        self._compile_source = compile_source
+        self._convolution: dict[str, list[int]] | None = manifest["convolution"]
+        self._launches = [
+            (one["kernel"], one["blocks_per_sample"], one["threads"], one["smem_bytes"],
+             tuple(one["arguments"]))
+            for one in manifest["launches"]
+        ]  # fmt: skip
+        self._lock = threading.Lock()
+        self._ready: dict[int, list[Any]] = {}  # device index -> CUkernel of each launch
+        self._bound = threading.local()  # devices whose context this thread has made current
+
+    def check(self, x: torch.Tensor, parameters: dict[str, torch.Tensor]) -> None:
+        """Refuse what the kernels were not built for, before anything is launched.
+
+        x: [N, C_in, H, W] float32, any strides. An empty batch is always right.
+        Raises: ValueError (shape, device) or TypeError (dtype, layout), naming given and expected.
+        """
+        shape = tuple(x.shape)
+        batch_fits = self.batch is None or (x.dim() == 4 and shape[0] in (0, self.batch))
+        if x.dim() != 4 or shape[1:] != self.sample or not batch_fits:
+            expected = ", ".join(map(str, ("N" if self.batch is None else self.batch, *self.sample)))
+            raise ValueError(
+                f"{self.name}: x has shape {shape}, this block was built for ({expected}). Change "
+                "the spec's problem and run `kgen emit` again, or load the block with "
+                'kgen.load(..., on_mismatch="regenerate")'
+            )
+        for label, tensor in (("x", x), *parameters.items()):
+            if tensor.dtype != torch.float32:
+                raise TypeError(f"{self.name}: {label} is {tensor.dtype}, built for torch.float32")
+            if tensor.layout != torch.strided:
+                raise TypeError(f"{self.name}: {label} is {tensor.layout}, built for torch.strided")
+            if tensor.device != x.device:
+                raise ValueError(f"{self.name}: {label} is on {tensor.device}, x on {x.device}")
+
+    def forward(self, x: torch.Tensor, parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The block on a CUDA device: a new contiguous [N, C_out, P, Q] tensor.
+
+        Runs on x's device and torch's current stream there, without synchronising. Inputs that
+        are not contiguous are copied first. Raises: what `check` raises, and LaunchError.
+        """
+        self.check(x, parameters)
+        if x.shape[0] == 0:
+            return x.new_empty((0, *self.output))
+        return self.launch(x, parameters)
+
+    def launch(
+        self,
+        x: torch.Tensor,
+        parameters: dict[str, torch.Tensor],
+        y: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`forward` after its checks, into tensors of the caller's if given.
+
+        y: contiguous [N, C_out, P, Q], 16-byte aligned; workspace: at least
+        N * workspace_per_sample floats, 16-byte aligned. Raises: LaunchError.
+        """
+        N = x.shape[0]
+        with torch.cuda.device(x.device):
+            tensors = {key: one.contiguous() for key, one in parameters.items()}
+            tensors["x"] = x = x.contiguous()
+            if x.data_ptr() % self.x_alignment:
+                tensors["x"] = x.clone(memory_format=torch.contiguous_format)
+            if self._convolution is not None:
+                conv_out = library_convolution(
+                    tensors["x"], tensors["conv.weight"], **self._convolution
+                )
+                tensors["conv_out"] = conv_out
+                y = conv_out if y is None else y  # in place, unless the caller wants it elsewhere
+            if y is None:
+                y = x.new_empty((N, *self.output))
+            if workspace is None:
+                workspace = x.new_empty(N * self.workspace_per_sample)
+            tensors["y"], tensors["workspace"] = y, workspace
+            for label in ("y", "workspace"):
+                if tensors[label].data_ptr() % 16 or not tensors[label].is_contiguous():
+                    raise LaunchError(f"{self.name}: {label} must be contiguous, 16-byte aligned")
+            self._launch_all(N, x.device.index, tensors)
+        return y
+
+    def _launch_all(self, N: int, device: int, tensors: dict[str, torch.Tensor]) -> None:
+        from cuda.bindings import driver
+
+        kernels = self._kernels(device)
+        stream = torch.cuda.current_stream(device).cuda_stream
+        for kernel, (name, blocks, threads, smem, arguments) in zip(
+            kernels, self._launches, strict=True
+        ):
+            if N * blocks >= 2**31:
+                raise LaunchError(
+                    f"{name}: a batch of {N} needs {N * blocks} blocks, one launch takes {2**31 - 1}"
+                )
+            values = (ctypes.c_void_p * len(arguments))(*(tensors[a].data_ptr() for a in arguments))
+            base, size = ctypes.addressof(values), ctypes.sizeof(ctypes.c_void_p)
+            pointers = (ctypes.c_void_p * len(arguments))(
+                *(base + index * size for index in range(len(arguments)))
+            )
+            _check(
+                driver.cuLaunchKernel(
+                    kernel, N * blocks, 1, 1, threads, 1, 1, smem, stream,
+                    ctypes.addressof(pointers), 0,
+                ),
+                f"{name}: launch of {N * blocks} blocks x {threads} threads, {smem} bytes of "
+                "shared memory",
+            )  # fmt: skip
+
+    def _kernels(self, device: int) -> list[Any]:
+        """The loaded kernels for a device, with this thread's context made current."""
+        if device not in getattr(self._bound, "devices", ()):
+            self._bind(device)
+        found = self._ready.get(device)
+        if found is None:
+            with self._lock:
+                found = self._ready.get(device) or self._load(device)
+                self._ready[device] = found
+        return found
+
+    def _bind(self, device: int) -> None:
+        """Make the device's primary context current: a fresh thread may have none yet."""
+        from cuda.bindings import driver
+
+        torch.cuda.current_stream(device)  # torch initialises CUDA and the primary context
+        current = _check(driver.cuCtxGetCurrent(), f"{self.name}: cuCtxGetCurrent")
+        if int(current) == 0:
+            handle = _check(driver.cuDeviceGet(device), f"{self.name}: cuDeviceGet")
+            context = _check(driver.cuDevicePrimaryCtxRetain(handle), f"{self.name}: context")
+            _check(driver.cuCtxSetCurrent(context), f"{self.name}: cuCtxSetCurrent")
+        self._bound.devices = {*getattr(self._bound, "devices", ()), device}
+
+    def _load(self, device: int) -> list[Any]:
+        from cuda.bindings import driver
+
+        major, minor = torch.cuda.get_device_capability(device)
+        limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+        for name, _, _, smem, _ in self._launches:
+            if smem > limit:
+                raise LaunchError(
+                    f"{name}: a block needs {smem} bytes of shared memory, this GPU (compute "
+                    f"capability {major}.{minor}) has {limit}; emit it for this target"
+                )
+        cubin = find_cubin(self.folder, (major, minor))
+        if cubin is None:
+            source = (self.folder / "kernel.cu").read_text("utf-8")
+            version = self.manifest["kgen_version"]
+            cubin = self._compile_source(source, native_arch(major, minor), version=version).cubin
+        library = _check(
+            driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"{self.name}: loading the cubin"
+        )
+        handle = _check(driver.cuDeviceGet(device), f"{self.name}: cuDeviceGet")
+        kernels = []
+        for name, _, threads, smem, _ in self._launches:
+            kernel = _check(driver.cuLibraryGetKernel(library, name.encode()), f"{name}: lookup")
+            attribute = driver.CUfunction_attribute
+            most = _check(
+                driver.cuKernelGetAttribute(
+                    attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, kernel, handle
+                ),
+                f"{name}: attributes",
+            )
+            if threads > most:
+                raise LaunchError(
+                    f"{name}: {threads} threads a block need more registers than this GPU has; "
+                    f"its registers allow {most}"
+                )
+            if smem > _STATIC_SMEM_LIMIT:
+                dynamic = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                _check(
+                    driver.cuKernelSetAttribute(dynamic, smem, kernel, handle),
+                    f"{name}: opting in to {smem} bytes of shared memory",
+                )
+            kernels.append(driver.CUfunction(int(kernel)))
+        return kernels
+
+
+def library_convolution(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+) -> torch.Tensor:
+    """cuDNN's convolution in true fp32, whatever torch's TF32 flags say: contiguous NCHW.
+
+    padding: [left, right, top, bottom]. Without bias: torch would add it in a pass over memory of
+    its own, the fused kernel adds it for nothing.
+    """
+    left, right, top, bottom = padding
+    if left != right or top != bottom:
+        x = torch.nn.functional.pad(x, (left, right, top, bottom))
+        left = top = 0
+    return torch.cudnn_convolution(
+        x, weight, padding=(top, left), stride=stride, dilation=dilation, groups=1,
+        benchmark=False, deterministic=True, allow_tf32=False,
+    ).contiguous()  # fmt: skip
+
+
+def native_arch(major: int, minor: int) -> str:
+    """The compilation target of a device: with the architecture's own instructions from 9.0 on."""
+    return f"sm_{major}{minor}{'a' if major >= 9 and major < 12 else ''}"
+
+
+def find_cubin(folder: Path, capability: tuple[int, int]) -> bytes | None:
+    """A cubin built from this folder's kernel.cu that runs on the device, or None.
+
+    The exact architecture first, then the nearest older one of the same major version; targets
+    with an `a` run only on their own. Raises: LaunchError if a cubin is damaged or was built from
+    another source.
+    """
+    try:
+        record = json.loads((folder / "build.json").read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    source = hashlib.sha256((folder / "kernel.cu").read_bytes()).hexdigest()
+    major, minor = capability
+    native = native_arch(major, minor)
+    older = [f"sm_{major}{below}" for below in range(minor, -1, -1)]
+    for arch in dict.fromkeys([native, *older]):
+        built = record["builds"].get(arch)
+        if built is None:
+            continue
+        if record["source_sha256"] != source:
+            raise LaunchError(
+                f"{folder}: kernel.cu changed since its cubins were built; run `kgen build` again"
+            )
+        cubin = (folder / built["file"]).read_bytes()
+        if hashlib.sha256(cubin).hexdigest() != built["sha256"]:
+            raise LaunchError(f"{folder / built['file']}: is damaged; run `kgen build` again")
+        return cubin
+    return None
+
+
+def _check(result: Sequence[Any], what: str) -> Any:
+    """The value of a driver call. Raises: LaunchError with the driver's name and text."""
+    status, *values = result
+    if int(status) != 0:
+        from cuda.bindings import driver
+
+        _, text = driver.cuGetErrorString(status)
+        reason = text.decode() if isinstance(text, bytes) else str(text)
+        raise LaunchError(f"{what}: {status.name} ({reason})")
+    return values[0] if values else None
+
+
+def define_op(
+    package: Path,
+    arguments: Sequence[str],
+    cuda: Callable[..., torch.Tensor],
+    cpu: Callable[..., torch.Tensor],
+    differentiable: Callable[..., torch.Tensor],
+    output: tuple[int, int, int],
+) -> Callable[..., torch.Tensor]:
+    """Register `kgen::<folder>_<content hash>` with CUDA, CPU, meta and gradient implementations.
+
+    The name follows from the package's files, so that two packages never share an op and the same
+    package imported twice registers once. arguments: names of the op's tensors, x first.
+    output: (C_out, P, Q) of the result. The gradient the block with `differentiable`,
+    the same function in torch ops.
+    """
+    content = hashlib.sha256()
+    for file in ("__init__.py", "kernel.cu", "manifest.json"):
+        content.update((package / file).read_bytes())
+    name = f"{package.name}_{content.hexdigest()[:16]}"
+    if not hasattr(torch.ops.kgen, name):
+        library = torch.library.Library("kgen", "FRAGMENT")
+        tensors = ", ".join(f"Tensor {one}" for one in arguments)
+        library.define(f"{name}({tensors}) -> Tensor")
+        library.impl(name, cuda, "CUDA")
+        library.impl(name, cpu, "CPU")
+
+        def fake(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+            return x.new_empty((x.shape[0], *output))
+
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+            ctx.save_for_backward(*inputs)
+
+        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            needs = ctx.needs_input_grad
+            with torch.enable_grad():
+                inputs = [
+                    one.detach().requires_grad_(need)
+                    for one, need in zip(ctx.saved_tensors, needs, strict=True)
+                ]
+                wanted = [one for one in inputs if one.requires_grad]
+                found = iter(torch.autograd.grad(differentiable(*inputs), wanted, grad))
+            return tuple(next(found) if need else None for need in needs)
+
+        torch.library.register_fake(f"kgen::{name}", fake, lib=library)
+        torch.library.register_autograd(
+            f"kgen::{name}", backward, setup_context=setup_context, lib=library
+        )
+        _LIBRARIES.append(library)
+    op: Callable[..., torch.Tensor] = getattr(torch.ops.kgen, name).default
+    return op
+
+
+_LIBRARIES: list[Any] = []  # a Library undoes its registrations when it is collected

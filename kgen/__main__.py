@@ -1,0 +1,5 @@
+"""`python -m kgen` is the command line."""
+
+from kgen.cli import main
+
+main()

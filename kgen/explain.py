@@ -1,0 +1,126 @@
+"""What a plan decided and why, as data and as text for `kgen explain`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from kgen.arch import SMEM_RESERVED
+from kgen.plan import Plan, predicted_ms, resident_blocks
+from kgen.spec import STRATEGIES, Spec
+
+
+def explain(spec: Spec, plan: Plan) -> dict[str, Any]:
+    """The plan's decisions and figures; plain JSON values. Bytes, counts and ms as named.
+
+    Totals are for the whole batch, or for one sample where the batch is dynamic.
+    """
+    g, arch, N = plan.g, plan.arch, plan.g.N or 1
+    x_bytes, y_bytes = 4 * N * g.x_elements, 4 * N * g.y_elements
+    weight_bytes = 4 * g.C_out * g.taps
+    macs = N * g.y_elements * g.taps
+    moved = x_bytes + weight_bytes + (3 if plan.strategy == "two_kernel" else 4) * y_bytes
+    floor_bytes = x_bytes + y_bytes + weight_bytes
+    memory_ms, fma_ms = 1e3 * moved / arch.bandwidth, 1e3 * macs / arch.fma_rate
+    predictions = {name: predicted_ms(spec, g, arch, name) for name in STRATEGIES}
+    return {
+        "name": spec.name,
+        "spec_hash": plan.spec_hash,
+        "strategy": plan.strategy,
+        "reasons": list(plan.reasons),
+        "arch": arch.name,
+        "board": arch.board,
+        "speeds_measured": arch.measured,
+        "batch": g.N or "dynamic",
+        "x": [g.N or "N", g.C_in, g.H, g.W],
+        "y": [g.N or "N", g.C_out, g.P, g.Q],
+        "tile": _tile(plan),
+        "launches": [
+            {**asdict(launch), "blocks": launch.blocks_per_sample * N} for launch in plan.launches
+        ],
+        "smem_map": [asdict(region) for region in plan.smem_map],
+        "blocks_per_sm": resident_blocks(plan),
+        "limited_by": _occupancy_limit(plan),
+        "workspace_bytes": 4 * N * plan.workspace_per_sample,
+        "bytes_needed": floor_bytes,
+        "bytes_moved": moved,
+        "multiply_adds": macs,
+        "memory_ms": memory_ms,
+        "fma_ms": fma_ms,
+        "floor_ms": 1e3 * floor_bytes / arch.bandwidth,
+        "bound_by": "multiply-adds" if fma_ms > memory_ms else "memory",
+        "predicted_ms": predictions,
+    }
+
+
+def _tile(plan: Plan) -> dict[str, int] | None:
+    tile = plan.tile
+    if tile is None:
+        return None
+    names = (
+        "tile_h", "tile_w", "tile_k", "tile_c", "pixels", "threads", "thread_k", "registers",
+        "smem", "copy",
+    )  # fmt: skip
+    return {name: getattr(tile, name) for name in names}
+
+
+def _occupancy_limit(plan: Plan) -> str:
+    """What keeps more blocks of the first kernel off an SM."""
+    arch, launch = plan.arch, plan.launches[0]
+    registers = plan.tile.registers if plan.tile else 0
+    limits = {
+        "threads": arch.threads_per_sm // launch.threads,
+        "shared memory": arch.smem_per_sm // (launch.smem_bytes + SMEM_RESERVED),
+        "blocks per SM": arch.blocks_per_sm,
+    }
+    if registers:
+        limits["registers"] = arch.registers_per_sm // (registers * launch.threads)
+    return min(limits, key=lambda name: limits[name])
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    """`explain` as lines for a terminal."""
+    per = "one sample" if facts["batch"] == "dynamic" else f"{facts['batch']} samples"
+    lines = [
+        f"{facts['name']}  {facts['spec_hash']}  {facts['strategy']} for {facts['arch']}",
+        f"  x {facts['x']} -> y {facts['y']}, fp32",
+        *(f"  {reason}" for reason in facts["reasons"]),
+    ]
+    if facts["tile"]:
+        tile = facts["tile"]
+        lines += [
+            f"  a block: {tile['tile_h']} x {tile['tile_w']} output pixels of {tile['tile_k']} "
+            f"channels, {tile['tile_c']} input channels staged at a time",
+            f"  a thread: {tile['pixels']} rows of a column x {tile['thread_k']} channels = "
+            f"{tile['pixels'] * tile['thread_k']} accumulators, about {tile['registers']} registers",
+        ]
+    lines.append("  launches:")
+    for launch in facts["launches"]:
+        lines.append(
+            f"    {launch['kernel']}: {launch['blocks']:,} blocks x {launch['threads']} threads "
+            f"({launch['blocks_per_sample']:,} a sample), {launch['smem_bytes']:,} bytes of "
+            "dynamic shared memory"
+        )
+    lines.append("  shared memory map:")
+    for region in facts["smem_map"]:
+        end = region["offset"] + region["bytes"]
+        lines.append(
+            f"    {region['kernel']} {region['offset']:>7,} .. {end:>7,}  {region['name']}  "
+            f"{region['layout']}"
+        )
+    lines += [
+        f"  resident: {facts['blocks_per_sm']} blocks an SM, limited by {facts['limited_by']}",
+        f"  workspace: {facts['workspace_bytes']:,} bytes",
+        f"  for {per}: moves {facts['bytes_moved']:,} bytes ({facts['bytes_needed']:,} needed), "
+        f"{facts['multiply_adds']:,} multiply-adds",
+        f"  on one {facts['board']} ({'measured' if facts['speeds_measured'] else 'datasheet'} "
+        f"speeds): memory {facts['memory_ms']:.3g} ms, multiply-adds {facts['fma_ms']:.3g} ms: "
+        f"bound by {facts['bound_by']}",
+        "  predicted: "
+        + ", ".join(
+            f"{name} {time:.3g} ms" if time is not None else f"{name} does not fit"
+            for name, time in facts["predicted_ms"].items()
+        )
+        + f"; floor (every byte once) {facts['floor_ms']:.3g} ms",
+    ]
+    return "\n".join(lines)
