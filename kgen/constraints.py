@@ -9,13 +9,14 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from kgen.arch import ARCHS, REGISTERS_PER_THREAD
 from kgen.errors import Issue
 from kgen.geometry import geometry
 from kgen.names import CPP_KEYWORDS, MAX_NAME, MODULE_ATTRIBUTES, YAML_WORDS
 from kgen.ops import OPS
-from kgen.plan import HYBRID_VALUES, fold, hybrid_smem, hybrid_threads
+from kgen.plan import HYBRID_VALUES, fold, hybrid_smem, hybrid_threads, make_plan
 from kgen.spec import INT_MAX, GroupNorm, Spec
 from kgen.tiling import Tile, complete, fits_registers, round_up, with_stage
 
@@ -54,7 +55,7 @@ def check(spec: Spec, skip: frozenset[str] = frozenset()) -> list[Issue]:
             continue
         found = list(rule(spec))
         sound = sound and not found
-        issues += found
+        issues += dict.fromkeys(found)  # a rule may find the same for both axes
     return issues
 
 
@@ -261,23 +262,31 @@ def _tile(spec: Spec) -> Iterator[Issue]:
         limit = ARCHS[target].smem_per_block
         if tile.smem > limit:
             yield _too_much_smem(tile, target, limit)
-    yield from _grid(tile)
 
 
-def _grid(tile: Tile) -> Iterator[Issue]:
-    blocks = tile.blocks * (tile.g.N or 1)
-    if blocks > INT_MAX:
-        message = f"the grid would have {blocks} blocks, a launch takes {INT_MAX}"
-        yield Issue("problem.batch", message, "use larger tiles or a smaller batch")
+@_reads("*")
+def _grid(spec: Spec) -> Iterator[Issue]:
+    plan = make_plan(spec)
+    for launch in plan.launches:
+        blocks = launch.blocks_per_sample * (plan.g.N or 1)
+        if blocks > INT_MAX:
+            message = f"{launch.kernel} would have {blocks} blocks, a launch takes {INT_MAX}"
+            most = INT_MAX // launch.blocks_per_sample
+            hint = f"at most {most}" if most else "a smaller problem"
+            yield Issue("problem.batch", message, hint)
+            return
 
 
 def _too_much_smem(tile: Tile, target: str, limit: int) -> Issue:
-    hint = f"smaller tiles, or tile_c below {tile.tile_c}"
+    one = replace(tile, tile_c=1)
+    most = (limit - one.smem_moments) // (one.smem_x + one.smem_w)
+    fitting = [c for c in (most, most - 1) if 0 < c and replace(tile, tile_c=c).smem <= limit]
+    hint = f"nearest legal value {fitting[0]}" if fitting else "a smaller tile_h or tile_w"
     message = (
         f"a block needs {tile.smem} bytes of shared memory (input tile {tile.smem_x}, weights "
         f"{tile.smem_w}), {target} has {limit}"
     )
-    path = "schedule.tile_c" if tile.tile_c > 1 else "schedule.tile_h"
+    path = "schedule.tile_c" if fitting else "schedule.tile_h"
     return Issue(path, message, hint)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 from kgen.yaml_source import KeyPath
@@ -24,7 +24,7 @@ _STAND_INS: dict[KeyPath, Any] = {
 
 def with_stand_ins(values: Any, invalid: list[KeyPath]) -> Any:
     """A copy of `values` with the invalid keys dropped, or replaced where they are required."""
-    copy = json.loads(json.dumps(values, default=str))
+    copy = deepcopy(values)
     for path in invalid:
         keep = path[:2] if path[:1] in (("problem",), ("schedule",)) else path[:1]
         if keep in ((), ("problem",)):
@@ -62,7 +62,10 @@ def dotted(path: KeyPath) -> str:
 
 def quote(value: object) -> str:
     """`value` as it stands in a message, cut to a line's length."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not print integers this long
+        return "a number of thousands of digits"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

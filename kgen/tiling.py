@@ -19,9 +19,10 @@ from kgen.spec import Schedule
 
 WARP = 32
 # Registers a thread needs beside its accumulators, its window of x and its weights.
-REGISTERS_BESIDE = 36
+REGISTERS_BESIDE = 44
 # Fused multiply-adds in one fully unrolled (c, s) body; more costs compile time, not run time.
 UNROLL_LIMIT = 2048
+L2_BYTES_PER_CLOCK = 40  # that one SM reads while all of them do
 PREFERRED_SMEM = 48 * 1024  # a stage of at most this size leaves room for several blocks an SM
 
 
@@ -192,7 +193,9 @@ class Tile:
         overhead = copies / WARP * 12 / 4 + self.accumulators * warps * 18 / 4
         resident = self.blocks_per_sm(arch)
         exposed = overhead + 2000 * -(-self.g.C_in // self.tile_c)
+        staged_bytes = 4 * (self.g.C_in * self.in_h * self.in_w + steps * self.tile_k)
         clocks = max(issue, wavefronts) + overhead + exposed / resident
+        clocks += staged_bytes / L2_BYTES_PER_CLOCK
         useful = self.g.P * self.g.Q * self.g.C_out / self.blocks
         return clocks / useful * self._last_wave(arch)
 

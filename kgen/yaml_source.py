@@ -14,11 +14,19 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.events import AliasEvent, DocumentStartEvent, Event
+from ruamel.yaml.events import (
+    AliasEvent,
+    CollectionEndEvent,
+    CollectionStartEvent,
+    DocumentStartEvent,
+    Event,
+)
 
 from kgen.errors import Issue, SpecError, UsageError
 
 MAX_BYTES = 256 * 1024  # a spec is a page long; anything near this is not a spec
+
+MAX_DEPTH = 16  # nested mappings and lists; a spec has 4
 
 KeyPath = tuple[str | int, ...]
 
@@ -69,9 +77,13 @@ def parse_yaml(raw: bytes, name: str) -> YamlSource:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise refuse("is not UTF-8 text", line, "save the file as UTF-8") from None
-    loader = YAML(typ="rt")
+    loader, depth = YAML(typ="rt"), 0
     try:
         for event in loader.parse(io.StringIO(text)):
+            depth += isinstance(event, CollectionStartEvent)
+            depth -= isinstance(event, CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise refuse("is nested too deeply for a spec", event.start_mark.line + 1)
             problem = _forbidden(event)
             if problem:
                 raise refuse(f"{problem} not allowed in a spec", event.start_mark.line + 1)

@@ -31,7 +31,7 @@ def spec_of(strategy=None, *, chain=None, num_groups=8, eps=1e-5, schedule=None,
     return load_spec(
         {
             "version": 1,
-            "name": "case",
+            "name": "probe",
             "problem": {**sizes, **problem},
             "chain": [*pointwise, {"group_norm": {"num_groups": num_groups, "eps": eps}}],
             "schedule": schedule,
@@ -219,7 +219,7 @@ def test_d11_whole_warps_of_any_number(threads):
         {"tile_h": 38, "tile_w": 38, "tile_k": 4, "pixels": 2, "threads": 736},
         {"tile_h": 7, "tile_w": 9, "tile_k": 6, "pixels": 7},
         {"tile_h": 4, "tile_w": 64, "tile_k": 4, "pixels": 4, "tile_c": 3},
-        {"tile_h": 32, "tile_w": 64, "tile_k": 32, "tile_c": 8, "pixels": 4, "threads": 1024},
+        {"tile_h": 16, "tile_w": 64, "tile_k": 4, "tile_c": 8, "pixels": 1, "threads": 1024},
     ],
 )
 def test_knobs_are_honoured_and_right(schedule):
@@ -252,7 +252,7 @@ def test_d14_refused_launches_raise_and_name_the_kernel(tmp_path):
 
     package = tampered(tmp_path, too_many_threads)
     x, parameters = draw(spec_of("two_kernel", height=20, width=24), 2, "uniform", 0, "cuda")
-    with pytest.raises(RuntimeError, match="case_conv.*2048 threads"):
+    with pytest.raises(RuntimeError, match="probe_conv.*2048 threads"):
         PackageCandidate(package)(x, parameters)
 
 
@@ -263,7 +263,7 @@ def test_d15_more_shared_memory_than_the_gpu_has_raises_with_both_numbers(tmp_pa
     package = tampered(tmp_path, too_much)
     x, parameters = draw(spec_of("two_kernel", height=20, width=24), 2, "uniform", 0, "cuda")
     limit = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
-    with pytest.raises(RuntimeError, match=f"case_conv.*300000.*{limit}"):
+    with pytest.raises(RuntimeError, match=f"probe_conv.*300000.*{limit}"):
         PackageCandidate(package)(x, parameters)
 
 
@@ -430,13 +430,13 @@ class Block:
             raise ImportError("kgen is not here")
 sys.meta_path.insert(0, Block())
 sys.path.insert(0, {str(tmp_path)!r})
-import torch, case
-block = case.FusedBlock(device="cuda")
+import torch, probe
+block = probe.FusedBlock(device="cuda")
 x = torch.rand(3, 8, 20, 24, device="cuda")
 y = block(x)
 parameters = [one.double() for one in (block.conv.weight, block.conv.bias, block.bias, block.scale,
               block.group_norm.weight, block.group_norm.bias)]
-wanted = case.eager(x.double(), *parameters)
+wanted = probe.eager(x.double(), *parameters)
 assert (y.double() - wanted).abs().max() < 1e-4
 print("right")
 """

@@ -57,11 +57,11 @@ constexpr int kPadH = 1, kPadW = 1;
 
 // Tile of a block: kTileH x kTileW output pixels of kTileK channels, kTileC input channels at a time.
 constexpr int kTileH = 8, kTileW = 32;
-constexpr int kTileK = 8, kTileC = 8;
-constexpr int kThreads = 32;
-constexpr int kMinBlocks = 5;  // an SM; caps the registers of a thread
+constexpr int kTileK = 32, kTileC = 8;
+constexpr int kThreads = 128;
+constexpr int kMinBlocks = 3;  // an SM; caps the registers of a thread
 // Tile of a thread: kPixels rows of one column by kThreadK channels.
-constexpr int kPixels = 8, kThreadK = 8;
+constexpr int kPixels = 4, kThreadK = 16;
 constexpr int kStrips = kTileH / kPixels * kTileW;
 constexpr int kPixelThreads = (kStrips + 31) / 32 * 32;  // threads that share kThreadK channels
 constexpr int kPixelWarps = kPixelThreads / 32;
@@ -84,7 +84,7 @@ constexpr int kInH = (kTileH - 1) * kStrideH + (kR - 1) * kDilationH + 1;
 constexpr int kInW =
     (kShift + (kTileW - 1) * kStrideW + (kS - 1) * kDilationW + kCopy) / kCopy * kCopy;
 constexpr int kPitchX = 68;
-constexpr int kPitchK = 12;
+constexpr int kPitchK = 36;
 constexpr int kSmemX = (kTileC * kInH * kPitchX + 3) / 4 * 4;  // floats; smem_w starts aligned
 constexpr int kSmemW = kTileC * kR * kS * kPitchK;
 static_assert(kPitchX >= kInW && kPitchK >= kTileK, "a pitch must hold its row");
@@ -306,10 +306,10 @@ __device__ __forceinline__ Moments group_moments(const float2* partials, Moments
 // stores of y go to neighbouring columns.
 // A thread owns one strip, kPixels rows of one column, of kThreadK channels, in registers.
 //
-// Dynamic shared memory, 40472 bytes:
+// Dynamic shared memory, 47552 bytes:
 //        0  smem_x        float [8][17][68]
-//    36992  smem_w        float [8][3][3][12]
-//    40448  smem_moments  Moments [2][1]
+//    36992  smem_w        float [8][3][3][36]
+//    47360  smem_moments  Moments [8][2]
 //
 // Barriers: (1) the staged channels are complete; (2) all threads have read them before the next
 // ones overwrite them; (3) the warps' moments are complete.

@@ -59,12 +59,12 @@ using OffsetY = int;  // inside one sample of y
 constexpr int kPadH = 2, kPadW = 2;
 
 // Tile of a block: kTileH x kTileW output pixels of kTileK channels, kTileC input channels at a time.
-constexpr int kTileH = 4, kTileW = 32;
+constexpr int kTileH = 8, kTileW = 32;
 constexpr int kTileK = 16, kTileC = 3;
-constexpr int kThreads = 32;
-constexpr int kMinBlocks = 15;  // an SM; caps the registers of a thread
+constexpr int kThreads = 64;
+constexpr int kMinBlocks = 8;  // an SM; caps the registers of a thread
 // Tile of a thread: kPixels rows of one column by kThreadK channels.
-constexpr int kPixels = 4, kThreadK = 16;
+constexpr int kPixels = 8, kThreadK = 8;
 constexpr int kStrips = kTileH / kPixels * kTileW;
 constexpr int kPixelThreads = (kStrips + 31) / 32 * 32;  // threads that share kThreadK channels
 constexpr int kPixelWarps = kPixelThreads / 32;
@@ -309,10 +309,10 @@ __device__ __forceinline__ Moments group_moments(const float2* partials, Moments
 // stores of y go to neighbouring columns.
 // A thread owns one strip, kPixels rows of one column, of kThreadK channels, in registers.
 //
-// Dynamic shared memory, 9504 bytes:
-//        0  smem_x        float [3][8][36]
-//     3456  smem_w        float [3][5][5][20]
-//     9456  smem_moments  Moments [4][1]
+// Dynamic shared memory, 11232 bytes:
+//        0  smem_x        float [3][12][36]
+//     5184  smem_w        float [3][5][5][20]
+//    11184  smem_moments  Moments [4][1]
 //
 // Barriers: (1) the staged channels are complete; (2) all threads have read them before the next
 // ones overwrite them; (3) the warps' moments are complete.

@@ -63,9 +63,9 @@ constexpr int kPadH = 0, kPadW = 0;
 
 // Tile of a block: kTileH x kTileW output pixels of kTileK channels, kTileC input channels at a time.
 constexpr int kTileH = 8, kTileW = 32;
-constexpr int kTileK = 16, kTileC = 8;
-constexpr int kThreads = 64;
-constexpr int kMinBlocks = 8;  // an SM; caps the registers of a thread
+constexpr int kTileK = 32, kTileC = 8;
+constexpr int kThreads = 128;
+constexpr int kMinBlocks = 4;  // an SM; caps the registers of a thread
 // Tile of a thread: kPixels rows of one column by kThreadK channels.
 constexpr int kPixels = 8, kThreadK = 8;
 constexpr int kStrips = kTileH / kPixels * kTileW;
@@ -90,7 +90,7 @@ constexpr int kInH = (kTileH - 1) * kStrideH + (kR - 1) * kDilationH + 1;
 constexpr int kInW =
     (kShift + (kTileW - 1) * kStrideW + (kS - 1) * kDilationW + kCopy) / kCopy * kCopy;
 constexpr int kPitchX = 36;
-constexpr int kPitchK = 20;
+constexpr int kPitchK = 36;
 constexpr int kSmemX = (kTileC * kInH * kPitchX + 3) / 4 * 4;  // floats; smem_w starts aligned
 constexpr int kSmemW = kTileC * kR * kS * kPitchK;
 static_assert(kPitchX >= kInW && kPitchK >= kTileK, "a pitch must hold its row");
@@ -312,10 +312,10 @@ __device__ __forceinline__ Moments group_moments(const float2* partials, Moments
 // stores of y go to neighbouring columns.
 // A thread owns one strip, kPixels rows of one column, of kThreadK channels, in registers.
 //
-// Dynamic shared memory, 17328 bytes:
+// Dynamic shared memory, 21984 bytes:
 //        0  smem_x        float [8][10][36]
-//    11520  smem_w        float [8][3][3][20]
-//    17280  smem_moments  Moments [4][1]
+//    11520  smem_w        float [8][3][3][36]
+//    21888  smem_moments  Moments [8][1]
 //
 // Barriers: (1) the staged channels are complete; (2) all threads have read them before the next
 // ones overwrite them; (3) the warps' moments are complete.
