@@ -2,8 +2,9 @@
 
     python benchmarks/measure.py specs/*.yaml --output benchmarks/results/h200.json
 
-Each kernel is verified before it is timed. Rows are timed in interleaved rounds with CUDA events;
-`cold` flushes L2 before each call, `warm` does not. Times are in ms, errors are against fp64.
+Each kernel is verified before it is timed. Rows are timed in interleaved rounds with CUDA events,
+medians in ms: `cold` flushes L2 before each call, `warm` does not, and `graph` replays a CUDA graph
+of the call with a flushed L2, so that the host's cost drops out. Errors are against fp64.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from kgen.compiler import nvrtc_version
 from kgen.package import find_package
 from kgen.reference import EagerBlock, chunks, draw, oracle
 
+KINDS = ("cold", "warm", "graph")
 FLUSH_BYTES = 256 << 20  # several times any L2
 
 
-def context(arguments: list[str]) -> dict[str, object]:
+def context(script: str) -> dict[str, object]:
     query = "name,driver_version,clocks.sm,clocks.mem"
     smi = subprocess.run(
         ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
@@ -46,7 +48,7 @@ def context(arguments: list[str]) -> dict[str, object]:
         "python": sys.version.split()[0],
         "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
         "date": datetime.date.today().isoformat(),
-        "command": "python benchmarks/measure.py " + " ".join(arguments),
+        "command": f"python benchmarks/{script} " + " ".join(sys.argv[1:]),
     }
 
 
@@ -80,6 +82,18 @@ def time_rounds(
     return result
 
 
+def graphed(call: Callable[[], object]) -> Callable[[], object]:
+    """The call as one CUDA graph."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
 def errors(spec: kgen.Spec, y: torch.Tensor, x: torch.Tensor, parameters: dict) -> dict:
     biggest, squares, count = 0.0, 0.0, 0
     for part in chunks(spec, x):
@@ -105,7 +119,7 @@ def measure(path: Path, strategies: list[str], rounds: int) -> dict[str, object]
     compiled.load_state_dict({f"_orig_mod.{key}": one for key, one in parameters.items()})
     rows: dict[str, Callable[[], object]] = {}
     facts: dict[str, dict] = {}
-    for label, variant in variants.items():
+    for variant in variants.values():
         report = kgen.verify(variant)
         if not report.passed:
             raise SystemExit(report.table())
@@ -124,8 +138,9 @@ def measure(path: Path, strategies: list[str], rounds: int) -> dict[str, object]
     with torch.no_grad():
         for label, call in rows.items():
             facts.setdefault(label, {}).update(errors(spec, call(), x, parameters))
-        for kind in ("cold", "warm"):
-            for label, times in time_rounds(rows, rounds, kind == "cold").items():
+        graphs = {label: graphed(call) for label, call in rows.items()}
+        for kind, calls in (("cold", rows), ("warm", rows), ("graph", graphs)):
+            for label, times in time_rounds(calls, rounds, cold=kind != "warm").items():
                 facts[label][kind] = times
     plan = kgen.make_plan(spec)
     needed = 4 * batch * (plan.g.x_elements + plan.g.y_elements)
@@ -156,7 +171,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    result: dict[str, object] = context(sys.argv[1:])
+    result: dict[str, object] = context("measure.py")
     result["copy_bytes_per_second"] = copy_rate()
     result["specs"] = []
     for path in arguments.specs:
@@ -164,8 +179,8 @@ def main() -> None:
         result["specs"].append(one)
         print(f"{one['name']}  x {one['x']}  needs {one['bytes_needed'] / 1e6:.1f} MB")
         for label, row in one["rows"].items():
-            print(f"  {label:18} cold {row['cold']['median']:8.4f} ms  warm "
-                  f"{row['warm']['median']:8.4f} ms  max error {row['max_error']:.2e}", flush=True)  # fmt: skip
+            medians = "  ".join(f"{kind} {row[kind]['median']:8.4f}" for kind in KINDS)
+            print(f"  {label:18} {medians} ms  max error {row['max_error']:.2e}", flush=True)
         torch.cuda.empty_cache()
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")

@@ -28,7 +28,8 @@ ILL_CONDITIONED_FACTOR = 4.0
 class Candidate(Protocol):
     """Something that claims to compute the block: (x, parameters) -> y."""
 
-    def __call__(self, x: torch.Tensor, parameters: Parameters) -> torch.Tensor: ...
+    def __call__(self, x: torch.Tensor, parameters: Parameters) -> torch.Tensor:
+        """y [N, C_out, P, Q] for x [N, C_in, H, W]."""
 
 
 class PackageCandidate:
@@ -38,6 +39,7 @@ class PackageCandidate:
         self.package = package
 
     def __call__(self, x: torch.Tensor, parameters: Parameters) -> torch.Tensor:
+        """The package's op, with memory that it allocates itself."""
         ordered = (parameters[key] for key in self.package.PARAMETERS)
         y: torch.Tensor = self.package.fused_block(x, *ordered)
         return y
@@ -49,9 +51,7 @@ class PackageCandidate:
         """
         block = self.package.block
         output, output_whole = _guarded(y.numel(), x.device)
-        workspace, workspace_whole = _guarded(
-            x.shape[0] * block.workspace_per_sample, x.device
-        )
+        workspace, workspace_whole = _guarded(x.shape[0] * block.workspace_per_sample, x.device)
         block.launch(x, parameters, output.view(y.shape), workspace)
         for label, inner, whole in (
             ("output", output, output_whole),
@@ -153,7 +153,9 @@ def _compare(
         eager_rms_error=eager.rms,
     )
     if high - low < 10 * ATOL:
-        return _failed(errors, f"proves nothing: the oracle's output is constant within {10 * ATOL}")
+        return _failed(
+            errors, f"proves nothing: the oracle's output is constant within {10 * ATOL}"
+        )
     ill = eager.outside > 0
     if kernel.outside and not ill:
         return _failed(

@@ -183,7 +183,8 @@ def _first_error(log: str, source: str) -> str:
                 f"  {'>' if one == number else ' '}{one:5d} | {lines[one - 1]}" for one in around
             )
             return f"kernel.cu:{number}: {match[2]}\n{shown}"
-    return "\n".join(log.strip().splitlines()[:10]) or "no message from the compiler"
+    others = [line.strip() for line in log.splitlines() if re.search(r"\b(error|fatal)\b", line)]
+    return "\n".join((others or log.strip().splitlines())[:10]) or "no message from the compiler"
 
 
 def parse_resources(log: str) -> tuple[Resources, ...]:

@@ -18,14 +18,12 @@ from kgen.names import CPP_KEYWORDS, MAX_NAME, MODULE_ATTRIBUTES, YAML_WORDS
 from kgen.ops import OPS
 from kgen.plan import HYBRID_VALUES, fold, hybrid_smem, hybrid_threads, make_plan
 from kgen.spec import INT_MAX, GroupNorm, Spec
-from kgen.tiling import Tile, complete, fits_registers, round_up, with_stage
+from kgen.tiling import TILE_KNOBS, Tile, complete, fits_registers, round_up, with_stage
 
 Rule = Callable[[Spec], Iterator[Issue]]
 _RULES: list[tuple[tuple[str, ...], Rule]] = []
 
 FLOAT32_MIN, FLOAT32_MAX = 1.2e-38, 3.4e38  # least normal and greatest value, rounded inwards
-
-_TILE_KEYS = ("tile_h", "tile_w", "tile_k", "tile_c", "pixels")
 
 
 def _reads(*paths: str) -> Callable[[Rule], Rule]:
@@ -206,12 +204,15 @@ def _sizes(spec: Spec) -> Iterator[Issue]:
 def _schedule_keys(spec: Spec) -> Iterator[Issue]:
     schedule = spec.schedule
     if schedule.strategy == "hybrid":
-        for key in (*_TILE_KEYS, "math"):
+        for key in (*TILE_KNOBS, "math"):
             if getattr(schedule, key) is not None:
                 message = f"{key} has no meaning in strategy hybrid"
                 yield Issue(f"schedule.{key}", message, "hybrid takes only threads")
     if schedule.threads is not None and (schedule.threads % 32 or schedule.threads > 1024):
-        near = nearest(schedule.threads, list(range(32, 1025, 32)))
+        free = schedule.strategy != "hybrid" and not (schedule.tile_h and schedule.tile_w)
+        # The tiles that kgen chooses have powers of two; a given tile may have other widths.
+        legal = [32, 64, 128, 256, 512, 1024] if free else list(range(32, 1025, 32))
+        near = nearest(schedule.threads, legal)
         message = f"threads {schedule.threads} is not a multiple of 32 from 32 to 1024"
         yield Issue("schedule.threads", message, f"nearest legal value {near}")
     if schedule.tile_h and schedule.pixels and schedule.tile_h % schedule.pixels:
@@ -250,7 +251,7 @@ def _tile(spec: Spec) -> Iterator[Issue]:
         return
     g = geometry(spec.problem)
     channels = g.C_out // spec.norm.num_groups
-    knobs = [key for key in (*_TILE_KEYS, "threads") if getattr(schedule, key) is not None]
+    knobs = [key for key in (*TILE_KNOBS, "threads") if getattr(schedule, key) is not None]
     if schedule.strategy is None and not knobs:
         return  # free to fall back to hybrid
     arch = ARCHS[spec.targets[0]]
@@ -280,7 +281,7 @@ def _grid(spec: Spec) -> Iterator[Issue]:
 def _too_much_smem(tile: Tile, target: str, limit: int) -> Issue:
     one = replace(tile, tile_c=1)
     most = (limit - one.smem_moments) // (one.smem_x + one.smem_w)
-    fitting = [c for c in (most, most - 1) if 0 < c and replace(tile, tile_c=c).smem <= limit]
+    fitting = [c for c in (most, most - 1) if c > 0 and replace(tile, tile_c=c).smem <= limit]
     hint = f"nearest legal value {fitting[0]}" if fitting else "a smaller tile_h or tile_w"
     message = (
         f"a block needs {tile.smem} bytes of shared memory (input tile {tile.smem_x}, weights "

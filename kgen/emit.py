@@ -14,6 +14,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
@@ -85,20 +86,23 @@ def render_template(name: str, /, **context: object) -> str:
     """Render one template. Raises: BuildError naming the template, its line and the problem."""
     try:
         return environment().get_template(name).render(**context)
-    except jinja2.TemplateError as error:
-        line = getattr(error, "lineno", None) or _template_line(error)
-        where = f"{name}:{line}" if line else name
-        raise BuildError(f"template {where}: {error.message or error}") from error
+    except Exception as error:
+        where = _template_place(error) or name
+        reason = error.message if isinstance(error, jinja2.TemplateError) else None
+        raise BuildError(f"template {where}: {reason or error}") from error
 
 
-def _template_line(error: BaseException) -> int | None:
-    """The line of the innermost template frame of an error raised while rendering."""
-    line, trace = None, error.__traceback__
+def _template_place(error: Exception) -> str:
+    """`file:line` of the innermost template, included ones too, that an error comes from."""
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return f"{error.name}:{error.lineno}"
+    place, trace = "", error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename.endswith(".j2"):
-            line = trace.tb_lineno
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if file.suffix == ".j2":
+            place = f"{file.name}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return line
+    return place
 
 
 def render(spec: Spec, plan: Plan | None = None) -> dict[str, str]:
@@ -209,15 +213,7 @@ def write(package: Path, text: dict[str, str], *, force: bool = False) -> bool:
             (staging / name).write_bytes(body.encode())
         staging.chmod(0o777 & ~_umask())
         if package.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{package.name}.", dir=parent))
-            os.replace(package, old / "old")
-            try:
-                os.replace(staging, package)
-            except OSError:
-                os.replace(old / "old", package)
-                raise
-            finally:
-                shutil.rmtree(old, ignore_errors=True)
+            _exchange(package, staging)
         else:
             os.replace(staging, package)
     except OSError as error:
@@ -227,6 +223,22 @@ def write(package: Path, text: dict[str, str], *, force: bool = False) -> bool:
         if staging is not None and staging.exists():
             shutil.rmtree(staging, ignore_errors=True)
     return True
+
+
+def _exchange(package: Path, new: Path) -> None:
+    """Put `new` in the place of `package`; where that fails the old one is put back."""
+    aside = Path(tempfile.mkdtemp(prefix=f".{package.name}.", dir=package.parent))
+    try:
+        os.replace(package, aside / "old")
+        try:
+            os.replace(new, package)
+        except OSError:
+            os.replace(aside / "old", package)
+            raise
+        shutil.rmtree(aside / "old", ignore_errors=True)
+    finally:
+        with suppress(OSError):  # still holds the old package where that could not be put back
+            aside.rmdir()
 
 
 def _foreign(package: Path) -> str:

@@ -92,7 +92,8 @@ def as_text(facts: dict[str, Any]) -> str:
             f"  a block: {tile['tile_h']} x {tile['tile_w']} output pixels of {tile['tile_k']} "
             f"channels, {tile['tile_c']} input channels staged at a time",
             f"  a thread: {tile['pixels']} rows of a column x {tile['thread_k']} channels = "
-            f"{tile['pixels'] * tile['thread_k']} accumulators, about {tile['registers']} registers",
+            f"{tile['pixels'] * tile['thread_k']} accumulators, about {tile['registers']} "
+            "registers",
         ]
     lines.append("  launches:")
     for launch in facts["launches"]:

@@ -127,8 +127,8 @@ def resized(spec: Spec, batch: int, height: int, width: int) -> Spec:
     )
     new = spec.model_copy(update={"problem": problem})
     if check(new):
-        strategy = Schedule(strategy=spec.schedule.strategy)
-        new = new.model_copy(update={"schedule": strategy})
+        kept = spec.schedule.model_dump(include={"strategy"}, exclude_none=True)
+        new = new.model_copy(update={"schedule": Schedule(**kept)})
     issues = check(new)
     if issues:
         raise SpecError(f"{spec.name} for x [{batch}, {height} x {width}]", issues)

@@ -5,14 +5,14 @@ The Plan is the only thing a template sees. Sizes are in elements unless a name 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kgen.arch import ARCHS, SMEM_RESERVED, Arch
 from kgen.geometry import Geometry, geometry
 from kgen.ops import OPS
 from kgen.spec import Spec
-from kgen.tiling import Tile, complete
+from kgen.tiling import TILE_KNOBS, Tile, complete
 from kgen.version import __version__
 
 NORM_THREADS = 256
@@ -174,19 +174,18 @@ def fold(spec: Spec) -> tuple[tuple[Coefficient, ...], tuple[Step, ...]]:
     steps: list[Step] = []
     chain = [("add", "conv_bias")] if spec.problem.conv_bias else []
     chain += [(step.op, pointer_name(step.parameter or "")) for step in spec.pointwise]
-    for op, parameter in chain:
-        operator = OPS[op].fold
-        if operator is None:
-            steps.append(Step(op))
-        elif steps and steps[-1].op == op:
+    for name, parameter in chain:
+        op = OPS[name]
+        if not op.takes_parameter:
+            steps.append(Step(name))
+        elif op.fold is not None and steps and steps[-1].op == name:
             last = coefficients[-1]
-            terms = (*last.terms, parameter)
-            coefficients[-1] = Coefficient(last.name, terms, operator)
+            coefficients[-1] = replace(last, terms=(*last.terms, parameter))
         else:
-            kind = {"+": "shift", "*": "factor"}[operator]
-            name = f"{kind}_{len(coefficients)}"
-            coefficients.append(Coefficient(name, (parameter,), operator))
-            steps.append(Step(op, (name,)))
+            kind = {"+": "shift", "*": "factor"}.get(op.fold or "", name)
+            coefficient = Coefficient(f"{kind}_{len(coefficients)}", (parameter,), op.fold or "")
+            coefficients.append(coefficient)
+            steps.append(Step(name, (coefficient.name,)))
     return tuple(coefficients), tuple(steps)
 
 
@@ -324,6 +323,9 @@ def choose_strategy(spec: Spec, g: Geometry, arch: Arch) -> tuple[str, tuple[str
     """The strategy and the reasons for it, one line each."""
     if spec.schedule.strategy is not None:
         return spec.schedule.strategy, (f"strategy {spec.schedule.strategy}: given by the spec",)
+    knobs = [key for key in TILE_KNOBS if getattr(spec.schedule, key) is not None]
+    if knobs:
+        return "two_kernel", (f"strategy two_kernel: implied by {knobs[0]}",)
     times = {name: predicted_ms(spec, g, arch, name) for name in ("two_kernel", "hybrid")}
     if times["two_kernel"] is None:
         return "hybrid", ("strategy hybrid: no two_kernel tile fits the target",)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,20 +37,18 @@ def parameter_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
     return {
         "conv.weight": (C_out, problem.in_channels, *problem.kernel_size),
         **bias,
-        **{name: (C_out, 1, 1) for name in spec.parameters},
+        **dict.fromkeys(spec.parameters, (C_out, 1, 1)),
         "group_norm.weight": (C_out,),
         "group_norm.bias": (C_out,),
     }
 
 
 def chain_function(expression: str) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
-    """An op of `kgen.ops` as a function of v and its parameter."""
-    code = compile(expression.format(parameter="parameter"), "<kgen.ops>", "eval")
-
-    def apply(v: torch.Tensor, parameter: torch.Tensor | None) -> torch.Tensor:
-        result: torch.Tensor = eval(code, {"torch": torch, "v": v, "parameter": parameter})  # noqa: S307
-        return result
-
+    """An op of `kgen.ops` as a function of v and its parameter; torch.compile can trace it."""
+    namespace: dict[str, Any] = {"torch": torch}
+    body = f"def apply(v, parameter):\n    return {expression.format(parameter='parameter')}\n"
+    exec(compile(body, "<kgen.ops>", "exec"), namespace)  # our own table, no user text
+    apply: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] = namespace["apply"]
     return apply
 
 
@@ -77,7 +76,7 @@ def block(spec: Spec, x: torch.Tensor, parameters: Parameters) -> torch.Tensor:
 
 
 def chunks(spec: Spec, x: torch.Tensor) -> Iterator[slice]:
-    """Slices of the batch whose fp64 intermediates stay near CHUNK_BYTES; samples are independent."""
+    """Slices of the batch whose fp64 intermediates stay near CHUNK_BYTES each."""
     per_sample = max(1, 8 * geometry(spec.problem).y_elements)
     step = max(1, CHUNK_BYTES // per_sample)
     for start in range(0, x.shape[0], step):
@@ -167,7 +166,7 @@ def draw(
     x = DISTRIBUTIONS[distribution](
         uniform(*shape), normal(*shape) if "normal" in distribution else torch.empty(0)
     )
-    factors = {step.parameter for step in spec.pointwise if step.op == "mul"}
+    factors = {step.parameter for step in spec.pointwise if OPS[step.op].fold == "*"}
     parameters = {}
     for key, size in parameter_shapes(spec).items():
         if key == "conv.weight":

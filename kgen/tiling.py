@@ -1,4 +1,4 @@
-"""The tile of the two_kernel strategy: what its knobs imply, and a good choice where they are absent.
+"""The tile of the two_kernel strategy: what its knobs imply, and a choice where they are absent.
 
 A block computes tile_h x tile_w output pixels of tile_k channels. Its threads form sets of
 `pixel_threads`, one set per `thread_k` channels; a thread computes `pixels` rows of one column by
@@ -18,6 +18,7 @@ from kgen.geometry import Geometry
 from kgen.spec import Schedule
 
 WARP = 32
+TILE_KNOBS = ("tile_h", "tile_w", "tile_k", "tile_c", "pixels")  # of Schedule; two_kernel only
 # Registers a thread needs beside its accumulators, its window of x and its weights.
 REGISTERS_BESIDE = 44
 # Fused multiply-adds in one fully unrolled (c, s) body; more costs compile time, not run time.
@@ -79,7 +80,7 @@ class Tile:
 
     @cached_property
     def copy(self) -> int:
-        """Floats of one asynchronous copy of x: the widest that never straddles the image's edge."""
+        """Floats of one asynchronous copy of x: the most that never straddle the image's edge."""
         fits = (self.g.W, self.tile_w * self.g.stride[1])
         return next(width for width in (4, 2, 1) if all(one % width == 0 for one in fits))
 
@@ -106,7 +107,7 @@ class Tile:
 
     @property
     def pitch_k(self) -> int:
-        """Floats between filter taps in shared memory; the pad of 4 spreads the transposing stores."""
+        """Floats between filter taps in shared memory; padded to spread the transposing stores."""
         return round_up(self.tile_k, 4) + 4
 
     @cached_property

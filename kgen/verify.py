@@ -93,7 +93,8 @@ class Report:
         def number(value: float | None) -> str:
             return "-" if value is None else f"{value:.2e}"
 
-        head = f"{'x':16}{'seed':>5}{'N':>6}{'max error':>12}{'rms':>11}{'eager max':>12}{'rms':>11}"
+        errors = f"{'max error':>12}{'rms':>11}{'eager max':>12}{'rms':>11}"
+        head = f"{'x':16}{'seed':>5}{'N':>6}{errors}"
         rows = [
             f"{case.distribution:16}{case.seed:>5}{case.batch:>6}{number(case.max_error):>12}"
             f"{number(case.rms_error):>11}{number(case.eager_max_error):>12}"
@@ -134,9 +135,7 @@ def verify(
     from kgen.package import find_package, spec_of
 
     package = find_package(source)
-    return verify_candidate(
-        spec_of(package), PackageCandidate(package), "cuda", progress=progress
-    )
+    return verify_candidate(spec_of(package), PackageCandidate(package), "cuda", progress=progress)
 
 
 def why_no_device() -> str:

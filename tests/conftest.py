@@ -33,9 +33,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests share one cache of their own and never touch the user's."""
     if "KGEN_TEST_CACHE" not in os.environ:
         os.environ["KGEN_TEST_CACHE"] = str(tmp_path_factory.mktemp("cache"))

@@ -171,7 +171,9 @@ def test_d09_views_equal_their_dense_copies(strategy):
         assert torch.equal(y, wanted), name
         assert y.is_contiguous(), name
     expanded = x[:1].expand(4, -1, -1, -1)
-    assert torch.equal(run(spec, expanded, parameters), run(spec, expanded.contiguous(), parameters))
+    assert torch.equal(
+        run(spec, expanded, parameters), run(spec, expanded.contiguous(), parameters)
+    )
     weight = parameters["conv.weight"]
     turned = weight.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
     assert torch.equal(run(spec, x, {**parameters, "conv.weight": turned}), wanted)

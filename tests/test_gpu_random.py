@@ -14,8 +14,8 @@ from kgen.spec import load_spec
 
 pytest.importorskip("torch")
 
-from kgen.checks import PackageCandidate, check_case  # noqa: E402
-from kgen.reference import draw  # noqa: E402
+from kgen.checks import PackageCandidate, check_case
+from kgen.reference import draw
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvrtc]
 

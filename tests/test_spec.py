@@ -202,7 +202,7 @@ def test_a_huge_hexadecimal_number_is_refused():
 
 
 def test_files_that_cannot_be_read_are_usage_errors(tmp_path):
-    with pytest.raises(UsageError, match="missing.yaml: no such file"):
+    with pytest.raises(UsageError, match=r"missing\.yaml: no such file"):
         load_spec(tmp_path / "missing.yaml")
     with pytest.raises(UsageError, match="is a folder"):
         load_spec(tmp_path)
@@ -218,7 +218,8 @@ def test_files_that_cannot_be_read_are_usage_errors(tmp_path):
 BAD_NAMES = [
     "my-kernel", "3x3", "double", "", 'k(){} int z=system("id"); void k2', "two\nlines",
     "../../x", "k*/", "/etc/passwd", "a b", "a.b", "a__b", "_a", "__init__", "class", "lambda",
-    "kernel\u00e9", "\uff41", "k\n", "n" * 300, "n" * 65, "yes", "Null", "threadIdx", "main", "{{name}}",
+    "kernel\u00e9", "\uff41", "k\n", "n" * 300, "n" * 65, "yes",
+    "Null", "threadIdx", "main", "{{name}}",
 ]  # fmt: skip
 
 

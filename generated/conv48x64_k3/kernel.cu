@@ -318,8 +318,8 @@ __device__ __forceinline__ Moments group_moments(const float2* partials, Moments
 extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks) conv48x64_k3_conv(
     const float* __restrict__ x,       // [N, C_in, H, W]
     const float* __restrict__ weight,  // [C_out, C_in, R, S]
-    // Parameters of the chain, [C_out] each.
-const float* __restrict__ conv_bias, const float* __restrict__ param_bias, 
+    const float* __restrict__ conv_bias,  // [C_out]
+    const float* __restrict__ param_bias,  // [C_out]
     float* __restrict__ y,             // [N, C_out, P, Q]: chain(conv(x)), not yet normalised
     float2* __restrict__ workspace) {  // [N, kWorkspace]: partials, (mean, centred squares) each
   extern __shared__ __align__(16) float smem[];

@@ -206,8 +206,9 @@ __device__ __forceinline__ Moments batch_moments(const float (&v)[kVectors][kVec
 // (3) the affine pairs are.
 extern "C" __global__ void __launch_bounds__(kThreads) conv8x32_hybrid_norm(
     const float* conv_out,  // [N, C_out, P, Q], the convolution without bias; may be y itself
-    // Parameters of the chain, [C_out] each.
-const float* __restrict__ conv_bias, const float* __restrict__ param_bias, const float* __restrict__ param_scale, 
+    const float* __restrict__ conv_bias,  // [C_out]
+    const float* __restrict__ param_bias,  // [C_out]
+    const float* __restrict__ param_scale,  // [C_out]
     const float* __restrict__ gamma,  // [C_out]
     const float* __restrict__ beta,   // [C_out]
     float* y) {                       // [N, C_out, P, Q]

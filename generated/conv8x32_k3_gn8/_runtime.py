@@ -67,7 +67,9 @@ class Block:
         shape = tuple(x.shape)
         batch_fits = self.batch is None or (x.dim() == 4 and shape[0] in (0, self.batch))
         if x.dim() != 4 or shape[1:] != self.sample or not batch_fits:
-            expected = ", ".join(map(str, ("N" if self.batch is None else self.batch, *self.sample)))
+            expected = ", ".join(
+                map(str, ("N" if self.batch is None else self.batch, *self.sample))
+            )
             raise ValueError(
                 f"{self.name}: x has shape {shape}, this block was built for ({expected}). Change "
                 "the spec's problem and run `kgen emit` again, or load the block with "
@@ -137,7 +139,7 @@ class Block:
         ):
             if N * blocks >= 2**31:
                 raise LaunchError(
-                    f"{name}: a batch of {N} needs {N * blocks} blocks, one launch takes {2**31 - 1}"
+                    f"{name}: a batch of {N} needs {N * blocks} blocks, a launch takes {2**31 - 1}"
                 )
             values = (ctypes.c_void_p * len(arguments))(*(tensors[a].data_ptr() for a in arguments))
             base, size = ctypes.addressof(values), ctypes.sizeof(ctypes.c_void_p)
@@ -180,7 +182,8 @@ class Block:
         from cuda.bindings import driver
 
         major, minor = torch.cuda.get_device_capability(device)
-        limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+        properties: Any = torch.cuda.get_device_properties(device)
+        limit = properties.shared_memory_per_block_optin
         for name, _, _, smem, _ in self._launches:
             if smem > limit:
                 raise LaunchError(
@@ -257,17 +260,21 @@ def find_cubin(folder: Path, capability: tuple[int, int]) -> bytes | None:
     """
     try:
         record = json.loads((folder / "build.json").read_text("utf-8"))
+        builds: dict[str, Any] = record["builds"]
+        source_digest: str = record["source_sha256"]
     except FileNotFoundError:
         return None
+    except (ValueError, KeyError, TypeError):
+        raise LaunchError(f"{folder / 'build.json'}: is damaged; run `kgen build` again") from None
     source = hashlib.sha256((folder / "kernel.cu").read_bytes()).hexdigest()
     major, minor = capability
     native = native_arch(major, minor)
     older = [f"sm_{major}{below}" for below in range(minor, -1, -1)]
     for arch in dict.fromkeys([native, *older]):
-        built = record["builds"].get(arch)
+        built = builds.get(arch)
         if built is None:
             continue
-        if record["source_sha256"] != source:
+        if source_digest != source:
             raise LaunchError(
                 f"{folder}: kernel.cu changed since its cubins were built; run `kgen build` again"
             )
@@ -310,13 +317,15 @@ def define_op(
         content.update((package / file).read_bytes())
     name = f"{package.name}_{content.hexdigest()[:16]}"
     if not hasattr(torch.ops.kgen, name):
-        library = torch.library.Library("kgen", "FRAGMENT")
+        library: Any = torch.library.Library("kgen", "FRAGMENT")  # type: ignore[no-untyped-call]
         tensors = ", ".join(f"Tensor {one}" for one in arguments)
         library.define(f"{name}({tensors}) -> Tensor")
         library.impl(name, cuda, "CUDA")
         library.impl(name, cpu, "CPU")
 
         def fake(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+            if any(one.device != x.device for one in parameters):
+                raise ValueError(f"{package.name}: x is on {x.device}, a parameter elsewhere")
             return x.new_empty((x.shape[0], *output))
 
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
