@@ -254,7 +254,7 @@ def test_d14_refused_launches_raise_and_name_the_kernel(tmp_path):
 
     package = tampered(tmp_path, too_many_threads)
     x, parameters = draw(spec_of("two_kernel", height=20, width=24), 2, "uniform", 0, "cuda")
-    with pytest.raises(RuntimeError, match="probe_conv.*2048 threads"):
+    with pytest.raises(RuntimeError, match=r"probe_conv.*2048 threads"):
         PackageCandidate(package)(x, parameters)
 
 

@@ -55,14 +55,16 @@ MUTATIONS = {
         ),
         "last output column skipped": ("q < kQ ? max", "q < kQ - 1 ? max"),
         "write before the output": (
-            "float* const y_n = y +", "if (blockIdx.x == 0) y[-1] = 0.0f;\n  float* const y_n = y +",
+            "float* const y_n = y +",
+            "if (blockIdx.x == 0) y[-1] = 0.0f;\n  float* const y_n = y +",
         ),
         "write behind the workspace": (
             "make_float2(moments.mean, moments.m2);\n",
             "make_float2(moments.mean, moments.m2);\n    if (blockIdx.x == gridDim.x - 1) "
             "partials[kWorkspace] = make_float2(0.0f, 0.0f);\n",
         ),
-        "variance divided by n - 1": ("moments.m2 / moments.count", "moments.m2 / (moments.count - 1.0f)"),
+        "variance divided by n - 1": ("moments.m2 / moments.count",
+                                      "moments.m2 / (moments.count - 1.0f)"),
         "one tile's moments lost": ("for (int i = threadIdx.x; i < kGroupPartials;",
                                     "for (int i = threadIdx.x + 1; i < kGroupPartials;"),
         "gamma ignored": ("reciprocal_deviation(moments, kEps) * gamma[c]",
@@ -93,7 +95,7 @@ def test_unmutated_package_passes(tmp_path, strategy):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "name"), [(strategy, name) for strategy in MUTATIONS for name in MUTATIONS[strategy]]
+    ("strategy", "name"), [(strategy, name) for strategy, all_ in MUTATIONS.items() for name in all_]
 )  # fmt: skip
 def test_mutant_fails(tmp_path, strategy, name):
     folder = package(tmp_path, strategy)
