@@ -29,6 +29,12 @@ KINDS = ("cold", "warm", "graph")
 FLUSH_BYTES = 256 << 20  # several times any L2
 
 
+def without_folder(argument: str) -> str:
+    """A result file's place in the repository, wherever this run wrote it."""
+    name = Path(argument).name
+    return f"benchmarks/results/{name}" if name.endswith(".json") else argument
+
+
 def context(script: str) -> dict[str, object]:
     query = "name,driver_version,clocks.sm,clocks.mem"
     smi = subprocess.run(
@@ -48,7 +54,7 @@ def context(script: str) -> dict[str, object]:
         "python": sys.version.split()[0],
         "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
         "date": datetime.date.today().isoformat(),
-        "command": f"python benchmarks/{script} " + " ".join(sys.argv[1:]),
+        "command": f"python benchmarks/{script} " + " ".join(map(without_folder, sys.argv[1:])),
     }
 
 

@@ -233,7 +233,7 @@ def test_knobs_are_honoured_and_right(schedule):
 
 
 def test_d15_more_than_48_kib_opts_in():
-    schedule = {"tile_h": 32, "tile_w": 64, "tile_k": 16, "tile_c": 8, "pixels": 4, "threads": 512}
+    schedule = {"tile_h": 32, "tile_w": 64, "tile_k": 8, "tile_c": 8, "pixels": 4, "threads": 512}
     spec = spec_of("two_kernel", height=96, width=96, schedule=schedule)
     smem = package_of(spec).manifest["launches"][0]["smem_bytes"]
     assert smem > 49152

@@ -1,0 +1,59 @@
+"""Writes the README's table of measured figures from a result file; nothing is typed by hand.
+
+    python benchmarks/table.py benchmarks/results/h200_blocks.json --write README.md
+
+Without --write the table is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+
+def table(path: Path) -> str:
+    record = json.loads(path.read_text())
+    lines = [
+        f"One {record['gpu']}, driver {record['driver']}, torch {record['torch']}, NVRTC "
+        f"{record['nvrtc']}, kgen {record['kgen']}, {record['date']}. Median GPU time in ms of "
+        f"{record['specs'][0]['rounds']} CUDA-graph replays with a flushed L2, all rows of a block "
+        "interleaved in one process; in brackets the largest error against fp64.",
+        "",
+        "| block | x | kgen two_kernel | kgen hybrid | eager | torch.compile |",
+        "|---|---|---|---|---|---|",
+    ]
+    for spec in record["specs"]:
+        rows = spec["rows"]
+        cells = [
+            f"{rows[label]['graph']['median']:.3g} ({rows[label]['max_error']:.1e})"
+            for label in ("kgen two_kernel", "kgen hybrid", "eager", "torch.compile")
+        ]
+        size = " x ".join(map(str, spec["x"]))
+        lines.append(f"| `{spec['name']}` | {size} | {' | '.join(cells)} |")
+    lines += ["", f"From `{path.as_posix()}`; measured by `{record['command']}`."]
+    return "\n".join(lines)
+
+
+def insert(text: str, body: str) -> str:
+    head, rest = text.split(BEGIN)
+    _, tail = rest.split(END)
+    return f"{head}{BEGIN}\n{body}\n{END}{tail}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--write", type=Path)
+    arguments = parser.parse_args()
+    body = table(arguments.results)
+    if arguments.write is None:
+        print(body)
+    else:
+        arguments.write.write_text(insert(arguments.write.read_text(), body))
+
+
+if __name__ == "__main__":
+    main()

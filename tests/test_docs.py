@@ -1,0 +1,72 @@
+"""The documents say what the project does, and their figures come from committed results."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from kgen.spec import load_spec, parse_spec
+from kgen.yaml_source import parse_yaml
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = ROOT / "benchmarks/results/h200_blocks.json"
+
+
+def test_readme_table_is_what_the_script_makes_of_the_results():
+    script = [sys.executable, "benchmarks/table.py", str(BLOCKS.relative_to(ROOT))]
+    made = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = README.split("<!-- measured: begin -->\n")[1].split("\n<!-- measured: end -->")[0]
+    assert shown == made.rstrip("\n")
+    assert shown.count("\n| `") >= 5
+
+
+def test_readme_spec_is_the_flagship():
+    text = re.search(r"```yaml\n(.*?)```", README, re.DOTALL)[1]
+    assert parse_spec(parse_yaml(text.encode(), "README")) == load_spec(
+        ROOT / "specs/conv8x32_k3_gn8.yaml"
+    )
+
+
+def test_readme_kernel_lines_are_in_the_emitted_kernel():
+    text = re.search(r"```cuda\n(.*?)```", README, re.DOTALL)[1]
+    assert text in (ROOT / "generated/conv8x32_k3_gn8/kernel.cu").read_text()
+    assert text.count("\n") >= 15
+
+
+def test_links_lead_somewhere():
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text()):
+            assert (document.parent / target).exists(), (document.name, target)
+
+
+def test_results_name_their_circumstances():
+    results = sorted(ROOT.glob("benchmarks/results/*.json"))
+    assert results
+    for path in results:
+        record = json.loads(path.read_text())
+        for key in ("gpu", "driver", "torch", "nvrtc", "kgen", "command", "date"):
+            assert record[key], (path.name, key)
+
+
+def test_measured_specs_are_the_shipped_ones():
+    for spec in json.loads(BLOCKS.read_text())["specs"]:
+        assert load_spec(ROOT / "specs" / spec["spec"]).hash() == spec["spec_hash"], spec["spec"]
+
+
+def test_sanitizer_verdicts_are_complete_and_clean():
+    record = json.loads((ROOT / "benchmarks/results/h200_sanitizer.json").read_text())
+    wanted = {
+        f"{path.name} {strategy}"
+        for path in (ROOT / "specs").glob("*.yaml")
+        for strategy in ("two_kernel", "hybrid")
+    }
+    assert {one["tool"] for one in record["results"]} == {
+        "memcheck", "racecheck", "initcheck", "synccheck",
+    }  # fmt: skip
+    for one in record["results"]:
+        assert one["clean"], one["tool"]
+        assert set(one["ran"]) == wanted
