@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -37,7 +38,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit with its code; without `--debug` no traceback is shown."""
+    """Run the command line and exit with its code; a traceback is shown only with `--debug`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [one for one in arguments if one != "--debug"]  # legal anywhere
@@ -51,20 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         context = error.ctx if isinstance(error, click.UsageError) else None
         where = f" (see `{context.command_path} --help`)" if context else ""
         _fail(f"{error.format_message()}{where}", error.exit_code)
-    except KgenError as error:
-        if debug:
-            raise
-        _fail(str(error), error.exit_code)
-    except CacheError as error:
-        if debug:
-            raise
-        _fail(str(error), UsageError.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:
         if debug:
-            raise
+            traceback.print_exc()
+        if isinstance(error, KgenError):
+            _fail(str(error), error.exit_code)
+        if isinstance(error, CacheError):
+            _fail(str(error), UsageError.exit_code)
         reason = (str(error).splitlines() or [""])[0]
         _fail(f"{type(error).__name__}: {reason} (--debug shows the traceback)", 3)
     sys.exit(0)

@@ -254,15 +254,8 @@ def _tile(spec: Spec) -> Iterator[Issue]:
     knobs = [key for key in (*TILE_KNOBS, "threads") if getattr(schedule, key) is not None]
     if schedule.strategy is None and not knobs:
         return  # free to fall back to hybrid
-    arch = ARCHS[spec.targets[0]]
-    tile = complete(g, channels, schedule, arch)
-    if tile is None:
+    if complete(g, channels, schedule, tuple(ARCHS[target] for target in spec.targets)) is None:
         yield _why_no_tile(spec, channels)
-        return
-    for target in spec.targets[1:]:
-        limit = ARCHS[target].smem_per_block
-        if tile.smem > limit:
-            yield _too_much_smem(tile, target, limit)
 
 
 @_reads("*")
@@ -294,7 +287,6 @@ def _too_much_smem(tile: Tile, target: str, limit: int) -> Issue:
 def _why_no_tile(spec: Spec, group_channels: int) -> Issue:
     """The first rule that the given knobs break when all of them are taken together."""
     schedule, g = spec.schedule, geometry(spec.problem)
-    arch, target = ARCHS[spec.targets[0]], spec.targets[0]
     tile_h, tile_w = schedule.tile_h or 8, schedule.tile_w or 32
     tile_k, pixels = schedule.tile_k or min(g.C_out, 8), schedule.pixels or 1
     strips = round_up(max(1, tile_h // pixels) * tile_w, 32)
@@ -316,8 +308,9 @@ def _why_no_tile(spec: Spec, group_channels: int) -> Issue:
             else "a smaller tile, or more pixels a thread"
         )
         return Issue("schedule.threads", message, hint)
-    if tile.smem > arch.smem_per_block:
-        return _too_much_smem(tile, target, arch.smem_per_block)
+    for target in spec.targets:
+        if tile.smem > ARCHS[target].smem_per_block:
+            return _too_much_smem(tile, target, ARCHS[target].smem_per_block)
     if not fits_registers(tile):
         most = min(REGISTERS_PER_THREAD, 65536 // tile.threads // 8 * 8)
         message = (
@@ -325,6 +318,10 @@ def _why_no_tile(spec: Spec, group_channels: int) -> Issue:
             f"{tile.thread_k} channels) needs about {tile.registers} registers; with "
             f"{tile.threads} threads a block it has {most}"
         )
-        return Issue("schedule.threads", message, "fewer pixels a thread, or a smaller tile_k")
-    message = f"no choice of the free knobs fits {target} with the given ones"
+        smaller = [k for k in divisors(tile_k) if fits_registers(replace(tile, tile_k=k))]
+        fitting = [k for k in smaller if replace(tile, tile_k=k).thread_k]
+        hint = f"tile_k {fitting[-1]} fits" if fitting else "fewer pixels a thread"
+        return Issue("schedule.threads", message, hint)
+    listed = ", ".join(spec.targets)
+    message = f"no choice of the free knobs fits {listed} with the given ones"
     return Issue("schedule", message, "leave out one knob")

@@ -141,6 +141,7 @@ def make_manifest(spec: Spec, plan: Plan) -> dict[str, Any]:
         "spec_hash": spec.hash(),
         "strategy": plan.strategy,
         "spec": spec.canonical(),
+        "parameters": {key: list(shape) for key, shape in plan.parameter_shapes.items()},
         "output": {"C_out": plan.g.C_out, "P": plan.g.P, "Q": plan.g.Q},
         "x_alignment": 4 * plan.tile.copy if plan.tile else 4,
         "convolution": _convolution(plan) if plan.strategy == "hybrid" else None,

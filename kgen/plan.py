@@ -129,6 +129,17 @@ class Plan:
         )
 
     @property
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the block's parameters by state_dict key."""
+        g = self.g
+        return {
+            one.key: (g.C_out, g.C_in, g.R, g.S)
+            if one.key == "conv.weight"
+            else ((g.C_out, 1, 1) if one.key in self.parameters else (g.C_out,))
+            for one in self.arguments
+        }
+
+    @property
     def shape_arguments(self) -> tuple[str, ...]:
         """Arguments of the eager block's constructor that give a parameter's shape."""
         return tuple(f"{name}_shape" for name in self.parameters)
@@ -162,6 +173,12 @@ def make_plan(spec: Spec, arch: Arch | None = None) -> Plan:
         vec=next(width for width in (4, 2, 1) if g.P * g.Q % width == 0),
     )
     return (_hybrid if strategy == "hybrid" else _two_kernel)(common, reasons)
+
+
+def planned_archs(spec: Spec, arch: Arch) -> tuple[Arch, ...]:
+    """The generations that a plan must fit: the one it is optimised for, then the targets."""
+    others = (ARCHS[target] for target in spec.targets)
+    return tuple(dict.fromkeys((arch, *others)))
 
 
 def fold(spec: Spec) -> tuple[tuple[Coefficient, ...], tuple[Step, ...]]:
@@ -232,7 +249,7 @@ class _Common:
 def _two_kernel(common: _Common, reasons: tuple[str, ...]) -> Plan:
     spec, g, name = common.spec, common.g, common.spec.name
     group_channels = g.C_out // spec.norm.num_groups
-    tile = complete(g, group_channels, spec.schedule, common.arch)
+    tile = complete(g, group_channels, spec.schedule, planned_archs(spec, common.arch))
     assert tile is not None, "check(spec) was not called"
     tiles = tile.tiles[0] * tile.tiles[1]
     units = g.C_out // tile.unit
@@ -348,7 +365,7 @@ def predicted_ms(spec: Spec, g: Geometry, arch: Arch, strategy: str) -> float | 
     if strategy == "hybrid":
         conv = max(fma_seconds / 0.6, (x_bytes + y_bytes) / arch.bandwidth)
         return 1e3 * (conv + 3 * y_bytes / arch.bandwidth)
-    tile = complete(g, g.C_out // spec.norm.num_groups, spec.schedule, arch)
+    tile = complete(g, g.C_out // spec.norm.num_groups, spec.schedule, planned_archs(spec, arch))
     if tile is None:
         return None
     share = tile.cost(arch) * 128 / g.taps  # clocks spent over clocks of the fp32 pipe alone

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
 
-from kgen.arch import REGISTERS_PER_THREAD, SMEM_RESERVED, Arch
+from kgen.arch import ARCHS, REGISTERS_PER_THREAD, SMEM_RESERVED, Arch
 from kgen.geometry import Geometry
 from kgen.spec import Schedule
 
@@ -167,6 +167,16 @@ class Tile:
             arch.smem_per_sm // (self.smem + SMEM_RESERVED),
         )
 
+    def min_blocks(self, arch: Arch) -> int:
+        """Blocks an SM that the compiler is asked to make room for, within every generation."""
+        least = min(ARCHS.values(), key=lambda one: (one.threads_per_sm, one.blocks_per_sm))
+        return max(
+            1,
+            min(
+                self.blocks_per_sm(arch), least.threads_per_sm // self.threads, least.blocks_per_sm
+            ),
+        )
+
     @property
     def unroll(self) -> tuple[int, int]:
         """Unroll factors of the loops over filter columns and filter rows, capped."""
@@ -209,15 +219,18 @@ class Tile:
 
 
 @lru_cache(maxsize=256)
-def complete(g: Geometry, group_channels: int, schedule: Schedule, arch: Arch) -> Tile | None:
-    """The cheapest legal tile for `arch` that keeps every knob the schedule gives; None if none is.
+def complete(
+    g: Geometry, group_channels: int, schedule: Schedule, archs: tuple[Arch, ...]
+) -> Tile | None:
+    """The cheapest tile for archs[0] that is legal on all and keeps every knob that is given.
 
-    Deterministic: candidates are tried in a fixed order and ties keep the first.
+    None if there is none. Deterministic: candidates are tried in a fixed order and ties keep the
+    first.
     """
     best: tuple[float, Tile] | None = None
     for tile in candidates(g, group_channels, schedule):
-        if is_legal(tile, arch):
-            cost = tile.cost(arch)
+        if all(is_legal(tile, arch) for arch in archs):
+            cost = tile.cost(archs[0])
             if best is None or cost < best[0]:
                 best = (cost, tile)
     return best[1] if best else None

@@ -86,7 +86,7 @@ def test_a_folder_is_named(work, kgen_command, command):
     [
         (b"version: 1\nname: caf\xe9\n", "bad.yaml:2: is not UTF-8 text"),
         (b"", "bad.yaml: is empty"),
-        (b"a: [1, 2\n", "bad.yaml:1: not valid YAML"),
+        (b"a: [1, 2\n", "bad.yaml:2: not valid YAML"),
         (b"- a\n", "bad.yaml:1: is not a mapping"),
     ],
     ids=["not UTF-8", "empty", "bad YAML", "a list"],
@@ -111,6 +111,17 @@ def test_a_wrong_spec_is_refused_with_every_issue(work, kgen_command):
     assert "bad.yaml:14: chain[3].group_norm.num_groups" in result.err
     assert "bad.yaml:18: extra: unknown key extra" in result.err
     assert files_below(work) == {"demo.yaml", "bad.yaml"}
+
+
+@pytest.mark.parametrize("name", ["../../x", "../escaped", "/tmp/escaped", "a/b", "k*/", "$(id)"])
+def test_a_name_cannot_lead_outside_the_output(work, kgen_command, name):
+    (work / "bad.yaml").write_text(edited("name: demo", f"name: '{name}'"))
+    before = files_below(work.parent)
+    result = kgen_command("emit", "--render-only", "--force", "bad.yaml")
+    assert result.code == 2
+    assert "bad.yaml:2: name: " in result.err
+    assert kgen_command("new", name).code == 2
+    assert files_below(work.parent) == before
 
 
 def test_two_specs_one_bad_write_nothing(work, kgen_command):
@@ -186,18 +197,14 @@ def pretend_device(monkeypatch, passed: bool):
     case = CaseResult("uniform", 0, 2, passed, reason, 1.0, 0.1, 1e-6, 1e-7)
     report = Report("demo", "hash", "two_kernel", "a device", 1e-4, 1e-4, (case,))
     asked = []
-    for name in ("kgen.steps", "kgen.cli"):
-        module = sys.modules[name]
-        for attribute in ("why_no_device",):
-            if hasattr(module, attribute):
-                monkeypatch.setattr(module, attribute, lambda: "")
-        for attribute in ("verify", "verify_source"):
-            if callable(getattr(module, attribute, None)) and not hasattr(
-                getattr(module, attribute), "callback"
-            ):
-                monkeypatch.setattr(
-                    module, attribute, lambda source, **_: asked.append(source) or report
-                )
+
+    def verify(source, **_):
+        asked.append(source)
+        return report
+
+    monkeypatch.setattr(sys.modules["kgen.steps"], "why_no_device", lambda: "")
+    monkeypatch.setattr(sys.modules["kgen.steps"], "verify", verify)
+    monkeypatch.setattr(sys.modules["kgen.cli"], "verify_source", verify)
     return asked
 
 
@@ -345,7 +352,7 @@ def test_debug_shows_the_traceback(work, position):
     arguments = ["emit", "missing.yaml"]
     arguments = flags + arguments if position == "before" else arguments + flags
     done = python(str(ROOT / "cli.py"), *arguments, cwd=work)
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert "Traceback" in done.stderr
     assert "missing.yaml: no such file" in done.stderr
     quiet = python(str(ROOT / "cli.py"), "emit", "missing.yaml", cwd=work)
@@ -361,8 +368,9 @@ def test_a_bug_in_kgen_is_one_line_and_code_3(work, kgen_command, monkeypatch):
     result = kgen_command("emit", "--render-only", "demo.yaml")
     result.out = ""
     assert_one_line(result, 3, "ZeroDivisionError: division by zero", "--debug")
-    with pytest.raises(ZeroDivisionError):
-        main(["--debug", "emit", "--render-only", "demo.yaml"])
+    result = kgen_command("--debug", "emit", "--render-only", "demo.yaml")
+    assert result.code == 3
+    assert "Traceback" in result.err
 
 
 def test_an_interrupt_is_one_line(work, kgen_command, monkeypatch):

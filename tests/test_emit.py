@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import random
 import re
 import socket
 import struct
@@ -141,6 +142,13 @@ def test_a_float_literal_reads_back_as_the_same_value(value):
     assert re.fullmatch(r"-?\d+(\.\d+)?(e[+-]\d+)?f", text)
     assert "." in text or "e" in text  # `1f` is no C++ literal
     assert fp32(float(text[:-1])) == value
+
+
+def test_floats_that_need_nine_digits_read_back():
+    generator = random.Random(0)
+    for _ in range(2000):
+        value = struct.unpack("f", struct.pack("I", generator.randrange(1, 0x7F80_0000)))[0]
+        assert fp32(float(f32(value)[:-1])) == value
 
 
 @settings(derandomize=True, deadline=None, max_examples=100)

@@ -94,9 +94,10 @@ def test_unmutated_package_passes(tmp_path, strategy):
     assert report.passed, report.table()
 
 
-@pytest.mark.parametrize(
-    ("strategy", "name"), [(strategy, name) for strategy, all_ in MUTATIONS.items() for name in all_]
-)  # fmt: skip
+ALL_MUTATIONS = [(strategy, name) for strategy in MUTATIONS for name in MUTATIONS[strategy]]
+
+
+@pytest.mark.parametrize(("strategy", "name"), ALL_MUTATIONS)
 def test_mutant_fails(tmp_path, strategy, name):
     folder = package(tmp_path, strategy)
     old, new = MUTATIONS[strategy][name]

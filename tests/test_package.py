@@ -378,6 +378,18 @@ def test_only_the_gradients_that_are_wanted_are_computed(package):
         assert fused(x_of(spec)).grad_fn is None
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_gives_what_the_eager_block_gives_or_names_the_dtype(package, dtype):
+    block, eager = pair(package, spec_of())
+    x = x_of(spec_of())
+    with torch.autocast("cpu", dtype):
+        y, wanted = block(x), eager(x)
+        assert y.dtype == wanted.dtype == torch.float32
+        torch.testing.assert_close(y, wanted)
+        with pytest.raises(TypeError, match=rf"x is {dtype}, built for torch\.float32"):
+            block(x.to(dtype))
+
+
 def test_meta_tensors_give_the_shape(package):
     block = package.FusedBlock(device="meta")
     y = block(torch.empty((2, 3, 19, 24), device="meta"))

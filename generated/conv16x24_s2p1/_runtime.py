@@ -43,6 +43,9 @@ class Block:
         problem = manifest["spec"]["problem"]
         self.batch: int | None = None if problem["batch"] == "dynamic" else problem["batch"]
         self.sample = (problem["in_channels"], problem["height"], problem["width"])
+        self.parameter_shapes = {key: tuple(shape) for key, shape in manifest["parameters"].items()}
+        # Read now: the folder may be emitted anew before the first launch.
+        self.source = (folder / "kernel.cu").read_text("utf-8")
         output = manifest["output"]
         self.output = (output["C_out"], output["P"], output["Q"])
         self.workspace_per_sample: int = manifest["workspace_floats_per_sample"]
@@ -64,17 +67,21 @@ class Block:
         x: [N, C_in, H, W] float32, any strides. An empty batch is always right.
         Raises: ValueError (shape, device) or TypeError (dtype, layout), naming given and expected.
         """
-        shape = tuple(x.shape)
-        batch_fits = self.batch is None or (x.dim() == 4 and shape[0] in (0, self.batch))
-        if x.dim() != 4 or shape[1:] != self.sample or not batch_fits:
+        given = tuple(x.shape)
+        batch_fits = self.batch is None or (x.dim() == 4 and given[0] in (0, self.batch))
+        if x.dim() != 4 or given[1:] != self.sample or not batch_fits:
             expected = ", ".join(
                 map(str, ("N" if self.batch is None else self.batch, *self.sample))
             )
             raise ValueError(
-                f"{self.name}: x has shape {shape}, this block was built for ({expected}). Change "
+                f"{self.name}: x has shape {given}, this block was built for ({expected}). Change "
                 "the spec's problem and run `kgen emit` again, or load the block with "
                 'kgen.load(..., on_mismatch="regenerate")'
             )
+        for label, shape in self.parameter_shapes.items():
+            if tuple(parameters[label].shape) != shape:
+                given = tuple(parameters[label].shape)
+                raise ValueError(f"{self.name}: {label} has shape {given}, built for {shape}")
         for label, tensor in (("x", x), *parameters.items()):
             if tensor.dtype != torch.float32:
                 raise TypeError(f"{self.name}: {label} is {tensor.dtype}, built for torch.float32")
@@ -190,11 +197,12 @@ class Block:
                     f"{name}: a block needs {smem} bytes of shared memory, this GPU (compute "
                     f"capability {major}.{minor}) has {limit}; emit it for this target"
                 )
-        cubin = find_cubin(self.folder, (major, minor))
+        cubin = find_cubin(self.folder, self.source, (major, minor))
         if cubin is None:
-            source = (self.folder / "kernel.cu").read_text("utf-8")
-            version = self.manifest["kgen_version"]
-            cubin = self._compile_source(source, native_arch(major, minor), version=version).cubin
+            build = self._compile_source(
+                self.source, native_arch(major, minor), version=self.manifest["kgen_version"]
+            )
+            cubin = build.cubin
         library = _check(
             driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"{self.name}: loading the cubin"
         )
@@ -251,8 +259,8 @@ def native_arch(major: int, minor: int) -> str:
     return f"sm_{major}{minor}{'a' if major >= 9 and major < 12 else ''}"
 
 
-def find_cubin(folder: Path, capability: tuple[int, int]) -> bytes | None:
-    """A cubin built from this folder's kernel.cu that runs on the device, or None.
+def find_cubin(folder: Path, kernel: str, capability: tuple[int, int]) -> bytes | None:
+    """A cubin in `folder`, built from the source `kernel`, that runs on the device; or None.
 
     The exact architecture first, then the nearest older one of the same major version; targets
     with an `a` run only on their own. Raises: LaunchError if a cubin is damaged or was built from
@@ -266,7 +274,7 @@ def find_cubin(folder: Path, capability: tuple[int, int]) -> bytes | None:
         return None
     except (ValueError, KeyError, TypeError):
         raise LaunchError(f"{folder / 'build.json'}: is damaged; run `kgen build` again") from None
-    source = hashlib.sha256((folder / "kernel.cu").read_bytes()).hexdigest()
+    source = hashlib.sha256(kernel.encode()).hexdigest()
     major, minor = capability
     native = native_arch(major, minor)
     older = [f"sm_{major}{below}" for below in range(minor, -1, -1)]
@@ -278,7 +286,7 @@ def find_cubin(folder: Path, capability: tuple[int, int]) -> bytes | None:
             raise LaunchError(
                 f"{folder}: kernel.cu changed since its cubins were built; run `kgen build` again"
             )
-        cubin = (folder / built["file"]).read_bytes()
+        cubin: bytes = (folder / built["file"]).read_bytes()
         if hashlib.sha256(cubin).hexdigest() != built["sha256"]:
             raise LaunchError(f"{folder / built['file']}: is damaged; run `kgen build` again")
         return cubin

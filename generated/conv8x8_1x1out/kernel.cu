@@ -65,7 +65,7 @@ constexpr int kPadH = 0, kPadW = 0;
 constexpr int kTileH = 1, kTileW = 8;
 constexpr int kTileK = 4, kTileC = 8;
 constexpr int kThreads = 32;
-constexpr int kMinBlocks = 32;  // an SM; caps the registers of a thread
+constexpr int kMinBlocks = 16;  // an SM; caps the registers of a thread
 // Tile of a thread: kPixels rows of one column by kThreadK channels.
 constexpr int kPixels = 1, kThreadK = 4;
 constexpr int kStrips = kTileH / kPixels * kTileW;
