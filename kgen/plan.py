@@ -155,10 +155,11 @@ def pointer_name(parameter: str) -> str:
     return f"param_{parameter}"
 
 
-def make_plan(spec: Spec, arch: Arch | None = None) -> Plan:
-    """Decide everything for a checked spec. Pure: same spec and arch, same plan.
+def make_plan(spec: Spec, arch: Arch | None = None, separate_reduce: bool | None = None) -> Plan:
+    """Decide everything for a checked spec. Pure: same arguments, same plan.
 
-    arch: the generation to optimise for; the spec's first target if None.
+    arch: the generation to optimise for; the spec's first target if None. separate_reduce:
+    whether two_kernel's partial moments get a launch of their own; None lets their number decide.
     """
     arch = arch or ARCHS[spec.targets[0]]
     g = geometry(spec.problem)
@@ -172,7 +173,9 @@ def make_plan(spec: Spec, arch: Arch | None = None) -> Plan:
         steps=steps,
         vec=next(width for width in (4, 2, 1) if g.P * g.Q % width == 0),
     )
-    return (_hybrid if strategy == "hybrid" else _two_kernel)(common, reasons)
+    if strategy == "hybrid":
+        return _hybrid(common, reasons)
+    return _two_kernel(common, reasons, separate_reduce)
 
 
 def planned_archs(spec: Spec, arch: Arch) -> tuple[Arch, ...]:
@@ -246,14 +249,15 @@ class _Common:
         }
 
 
-def _two_kernel(common: _Common, reasons: tuple[str, ...]) -> Plan:
+def _two_kernel(common: _Common, reasons: tuple[str, ...], separate_reduce: bool | None) -> Plan:
     spec, g, name = common.spec, common.g, common.spec.name
     group_channels = g.C_out // spec.norm.num_groups
     tile = complete(g, group_channels, spec.schedule, planned_archs(spec, common.arch))
     assert tile is not None, "check(spec) was not called"
     tiles = tile.tiles[0] * tile.tiles[1]
     units = g.C_out // tile.unit
-    separate = tiles * units // spec.norm.num_groups > INLINE_PARTIALS
+    if separate_reduce is None:
+        separate_reduce = tiles * units // spec.norm.num_groups > INLINE_PARTIALS
     plane = g.P * g.Q
     norm_threads = min(NORM_THREADS, max(32, -(-plane // common.vec // 32) * 32))
     norm_vectors = min(NORM_VECTORS, max(1, -(-plane // (norm_threads * common.vec))))
@@ -268,7 +272,7 @@ def _two_kernel(common: _Common, reasons: tuple[str, ...]) -> Plan:
             ("y", "workspace", "group_norm.weight", "group_norm.bias"),
         ),
     ]  # fmt: skip
-    if separate:
+    if separate_reduce:
         launches.insert(
             1, Launch(f"{name}_reduce", spec.norm.num_groups, NORM_THREADS, 0, ("workspace",))
         )
@@ -290,10 +294,11 @@ def _two_kernel(common: _Common, reasons: tuple[str, ...]) -> Plan:
         threads=tile.threads,
         norm_threads=norm_threads,
         norm_vectors=norm_vectors,
-        separate_reduce=separate,
+        separate_reduce=separate_reduce,
         launches=tuple(launches),
         smem_map=smem_map,
-        workspace_per_sample=2 * units * tiles + (2 * spec.norm.num_groups if separate else 0),
+        workspace_per_sample=2 * units * tiles
+        + (2 * spec.norm.num_groups if separate_reduce else 0),
         reasons=reasons,
     )
 

@@ -292,9 +292,9 @@ def test_a_plan_does_not_change():
 def test_the_choice_of_a_tile_is_the_cheapest_legal_one():
     spec = spec_of(height=64, width=64, in_channels=8)
     g, arch = geometry(spec.problem), ARCHS["sm_90a"]
-    best = complete(g, 3, spec.schedule, arch)
+    best = complete(g, 3, spec.schedule, (arch,))
     for tile_h in (4, 8, 16):
-        given_one = complete(g, 3, spec.schedule.model_copy(update={"tile_h": tile_h}), arch)
+        given_one = complete(g, 3, spec.schedule.model_copy(update={"tile_h": tile_h}), (arch,))
         assert given_one.tile_h == tile_h
         assert given_one.cost(arch) >= best.cost(arch)
 
