@@ -31,6 +31,7 @@ from kgen.plan import make_plan
 from kgen.spec import Spec, json_schema, load_spec
 from kgen.steps import emit_step_by_step, progress_on_terminal
 from kgen.verify import verify as verify_source
+from kgen.verify import why_no_simulator
 from kgen.version import __version__
 
 SPEC = click.Path(path_type=Path)
@@ -214,27 +215,41 @@ def build(spec: Path, archs: tuple[str, ...], output: Path, force: bool) -> None
 @cli.command()
 @click.argument("source", type=SPEC)
 @click.option("--device", type=click.Choice(["cuda", "simulator"]), default="cuda",
-              show_default=True)  # fmt: skip
+              show_default=True, help="Where the kernels run.")  # fmt: skip
+@click.option("--full", is_flag=True, help="Simulator: the full size, not a reduced copy.")
+@click.option("--trace", metavar="BLOCK:THREAD", help="Simulator: print one thread's instructions.")
 @_json_option
-def verify(source: Path, device: str, as_json: bool) -> None:
+def verify(source: Path, device: str, full: bool, trace: str | None, as_json: bool) -> None:
     """Verify SOURCE, a spec file or an emitted package's folder, against the fp64 oracle."""
     if not source.is_dir():
         _specs([source])
+    which = _block_and_thread(trace) if trace is not None else None
     with progress_on_terminal(f"verifying {source}") as detail:
-        report = verify_source(source, device=device, progress=detail)
+        report = verify_source(source, device=device, full=full, trace=which, progress=detail)
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
+        for line in report.trace:
+            click.echo(line)
         click.echo(report.table())
     if not report.passed:
         raise CheckError(report.summary())
 
 
+def _block_and_thread(text: str) -> tuple[int, int]:
+    parts = text.split(":")
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+        raise UsageError(f"--trace {text!r}: expected BLOCK:THREAD, for instance 0:5")
+    return int(parts[0]), int(parts[1])
+
+
 @cli.command()
 @click.argument("spec", type=SPEC)
 @click.option("--arch", help="GPU generation to plan for; default: the spec's first target.")
+@click.option("--simulate", is_flag=True, help="Run a reduced copy on the simulator and count "
+              "instructions, bytes, sectors and bank conflicts.")  # fmt: skip
 @_json_option
-def explain(spec: Path, arch: str | None, as_json: bool) -> None:
+def explain(spec: Path, arch: str | None, simulate: bool, as_json: bool) -> None:
     """Print what the plan decided for SPEC, and why."""
     ((path, loaded),) = _specs([spec])
     if arch is not None:
@@ -244,6 +259,14 @@ def explain(spec: Path, arch: str | None, as_json: bool) -> None:
         if issues:
             raise SpecError(f"{path} for {target}", issues)
     facts = facts_of(loaded, make_plan(loaded, ARCHS[loaded.targets[0]]))
+    if simulate:
+        problem = why_no_simulator()
+        if problem:
+            raise UsageError(f"cannot simulate: {problem}")
+        from kgen.simulator.measure import measure
+
+        with progress_on_terminal(f"simulating {loaded.name}"):
+            facts["simulated"] = measure(loaded)
     click.echo(json.dumps(facts, indent=2) if as_json else as_text(facts))
 
 

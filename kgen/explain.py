@@ -124,4 +124,19 @@ def as_text(facts: dict[str, Any]) -> str:
         )
         + f"; floor (every byte once) {facts['floor_ms']:.3g} ms",
     ]
+    if "simulated" in facts:
+        lines += _simulated_lines(facts["simulated"])
     return "\n".join(lines)
+
+
+def _simulated_lines(simulated: dict[str, Any]) -> list[str]:
+    """The counts of a simulated run, a kernel at a time."""
+    lines = [f"  simulated for {simulated['arch']}: {simulated['ran']}"]
+    for kernel, counts in simulated["counts"].items():
+        lines.append(f"    {kernel}:")
+        lines += [f"      {name:42}{count:>15,}" for name, count in counts.items()]
+    lines += [
+        f"    bank conflicts at PTX line {one['line']} of {one['kernel']}: {one['count']:,}"
+        for one in simulated["conflicts"]
+    ]
+    return lines

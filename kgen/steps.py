@@ -16,7 +16,7 @@ from kgen.compiler import Build, CompileError, nvrtc_version
 from kgen.emit import render, write
 from kgen.errors import CheckError
 from kgen.spec import Spec
-from kgen.verify import verify, why_no_device
+from kgen.verify import verify, why_no_device, why_no_simulator
 
 Say = Callable[[str, str], None]
 
@@ -53,7 +53,7 @@ def emit_step_by_step(
 
     def say(step: str, text: str) -> None:
         if not quiet:
-            click.echo(f"  {step:8}{text}")
+            click.echo(f"  {step:9}{text}")
 
     if not quiet:
         click.echo(f"{path}: {spec.name} {spec.hash()}")
@@ -114,14 +114,17 @@ def _build_facts(build: Build) -> dict[str, Any]:
 
 
 def _verify_one(spec: Spec, say: Say, result: dict[str, Any]) -> None:
-    """Verify where there is a device. Raises: CheckError."""
-    problem = why_no_device()
+    """Verify on the GPU, else on the simulator. Raises: CheckError."""
+    device, problem = "cuda", why_no_device()
     if problem:
-        result["skipped"]["verify"] = f"{problem} to verify on"
-        return
-    with progress_on_terminal(f"verifying {spec.name}") as detail:
-        report = verify(spec, progress=detail)
+        device, no_simulator = "simulator", why_no_simulator()
+        if no_simulator:
+            reason = f"{problem} to verify on, and no simulator: {no_simulator}"
+            result["skipped"]["verify"] = reason
+            return
+    with progress_on_terminal(f"verifying {spec.name} on {device}") as detail:
+        report = verify(spec, device=device, progress=detail)
     result["report"] = report.to_json()
     if not report.passed:
         raise CheckError(report.summary())
-    say("verify", report.headline())
+    say("verify" if device == "cuda" else "simulate", report.headline())

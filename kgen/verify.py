@@ -6,12 +6,14 @@ which needs torch.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from types import ModuleType
 from typing import Any
 
+from kgen.compiler import CompileError, nvrtc_version
 from kgen.errors import UsageError
 from kgen.spec import Spec
 
@@ -56,6 +58,9 @@ class Report:
     atol: float
     rtol: float
     cases: tuple[CaseResult, ...]
+    ran: str = ""  # sizes that were run, where they may differ from the spec's
+    seconds: float | None = None
+    trace: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -73,8 +78,9 @@ class Report:
         eager = max((case.eager_max_error or 0.0 for case in self.cases), default=0.0)
         ill = sum(case.ill_conditioned for case in self.cases)
         tail = f", {ill} ill-conditioned (eager fp32 misses the tolerance there)" if ill else ""
+        where = f"{self.device}, {self.ran}" if self.ran else self.device
         return (
-            f"{passed} of {len(self.cases)} cases passed on {self.device}: max error "
+            f"{passed} of {len(self.cases)} cases passed on {where}: max error "
             f"{self.max_error:.2e} (eager fp32 {eager:.2e}) against fp64, tolerance "
             f"{self.atol:g} + {self.rtol:g} x |y|{tail}"
         )
@@ -119,23 +125,47 @@ def verify(
     source: Spec | ModuleType | str | os.PathLike[str],
     *,
     device: str = "cuda",
+    full: bool = False,
+    trace: tuple[int, int] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Verify a spec, a spec file, an emitted package or its folder on the current CUDA device.
+    """Verify a spec, a spec file, an emitted package or its folder.
 
-    progress: told what is being checked. The verdict is in the report; a wrong kernel raises
-    nothing. Raises: UsageError where there is no such device, SpecError, BuildError.
+    device: `cuda` for the current CUDA device, `simulator` for this machine's CPU: the PTX of the
+    same kernels, on a copy reduced in batch, height and width unless `full`. An emitted package is
+    simulated with its own kernel.cu, at its own height and width, on one sample.
+    trace: (block, thread) to record on the simulator. progress: told what is being checked.
+    The verdict is in the report; a wrong kernel raises nothing.
+    Raises: UsageError where there is no such device, SpecError, BuildError.
     """
-    if device != "cuda":
-        raise UsageError(f"device {device!r} is not supported yet; only cuda")
-    problem = why_no_device()
+    if device not in ("cuda", "simulator"):
+        raise UsageError(f"unknown device {device!r}; legal are cuda and simulator")
+    problem = why_no_device() if device == "cuda" else why_no_simulator()
     if problem:
         raise UsageError(f"cannot verify: {problem}")
+    if device == "simulator":
+        from kgen.simulator.candidate import verify_on_simulator
+
+        return verify_on_simulator(source, full=full, trace=trace, progress=progress)
+    if full or trace is not None:
+        raise UsageError("full and trace belong to the simulator")
     from kgen.checks import PackageCandidate, verify_candidate
     from kgen.package import find_package, spec_of
 
     package = find_package(source)
     return verify_candidate(spec_of(package), PackageCandidate(package), "cuda", progress=progress)
+
+
+def why_no_simulator() -> str:
+    """Why nothing can be simulated here; empty if it can."""
+    for name, extra in (("numpy", "cuda"), ("torch", "torch")):
+        if importlib.util.find_spec(name) is None:
+            return f"{name} is not installed (pip install 'kgen[{extra}]')"
+    try:
+        nvrtc_version()
+    except CompileError as error:
+        return str(error)
+    return ""
 
 
 def why_no_device() -> str:

@@ -15,8 +15,8 @@ from kgen.spec import load_spec
 
 torch = pytest.importorskip("torch")
 
-from kgen.checks import PackageCandidate, check_case  # noqa: E402
-from kgen.reference import EagerBlock, draw, eager_fp32, oracle  # noqa: E402
+from kgen.checks import PackageCandidate, check_case
+from kgen.reference import EagerBlock, draw, eager_fp32, oracle
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvrtc]
 STRATEGIES = ("two_kernel", "hybrid")

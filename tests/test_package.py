@@ -10,14 +10,14 @@ from helpers import SPECS, TEXT, flagship, python, spec_of, variant
 
 torch = pytest.importorskip("torch")
 
-import kgen  # noqa: E402
-from kgen.emit import emit, render, write  # noqa: E402
-from kgen.errors import SpecError, UsageError  # noqa: E402
-from kgen.geometry import geometry  # noqa: E402
-from kgen.package import find_package, import_package, package_of, resized  # noqa: E402
-from kgen.package import spec_of as spec_of_package  # noqa: E402
-from kgen.reference import EagerBlock, draw, parameter_shapes  # noqa: E402
-from kgen.spec import load_spec  # noqa: E402
+import kgen
+from kgen.emit import emit, render, write
+from kgen.errors import SpecError, UsageError
+from kgen.geometry import geometry
+from kgen.package import find_package, import_package, package_of, resized
+from kgen.package import spec_of as spec_of_package
+from kgen.reference import EagerBlock, draw, parameter_shapes
+from kgen.spec import load_spec
 
 STRATEGIES = ("two_kernel", "hybrid")
 KEYS = ["conv.weight", "conv.bias", "bias", "scale", "group_norm.weight", "group_norm.bias"]

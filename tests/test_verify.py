@@ -11,12 +11,12 @@ from helpers import issues_of, spec_of, variant
 
 torch = pytest.importorskip("torch")
 
-from kgen import checks  # noqa: E402
-from kgen.checks import check_case, verify_candidate  # noqa: E402
-from kgen.errors import UsageError  # noqa: E402
-from kgen.geometry import geometry  # noqa: E402
-from kgen.ops import OPS  # noqa: E402
-from kgen.reference import (  # noqa: E402
+from kgen import checks
+from kgen.checks import check_case, verify_candidate
+from kgen.errors import UsageError
+from kgen.geometry import geometry
+from kgen.ops import OPS
+from kgen.reference import (
     DISTRIBUTIONS,
     EagerBlock,
     chain_function,
@@ -27,7 +27,7 @@ from kgen.reference import (  # noqa: E402
     oracle,
     parameter_shapes,
 )
-from kgen.verify import ATOL, CASES, RTOL, CaseResult, Report, verify  # noqa: E402
+from kgen.verify import ATOL, CASES, RTOL, CaseResult, Report, verify
 
 FACTORS = ("scale", "group_norm.weight")
 

@@ -134,7 +134,7 @@ def _nearest(resident: Resident, address: int) -> str:
     return f"at byte {address - near.base} of {near.name}, which has {near.size}"
 
 
-def check_read(resident: Resident, place: Place, index: Any, what: str) -> None:
+def check_read(resident: Resident, place: Place, index: Any, what: str, strength: int = 0) -> None:
     """Look for reads of unwritten words, of words still being copied, and for races."""
     unwritten = ~place.written[index]
     if unwritten.any():
@@ -148,33 +148,43 @@ def check_read(resident: Resident, place: Place, index: Any, what: str) -> None:
             first = int(np.argmax(flying))
             detail = f"{what} {_where(place, first)} before its asynchronous copy was waited for"
             resident.report("unfinished copy", place.threads[first], detail)
+        resident.bulk.check_access(resident, place, index, what, writes=False)
     shadow = resident.shadow(place)
     if shadow is None:
         return
     who = resident.accessors(place.threads)
-    racing = shadow.unordered_write(index, who)
+    racing = shadow.unordered_write(index, who, strength)
     if racing.any():
         first = int(np.argmax(racing))
         other = int(shadow.writer[index[first]])
         detail = f"{what} {_where(place, first)} against a write by {resident.who(other)}"
         resident.report(f"race in {place.space} memory", place.threads[first], detail)
-    shadow.note_read(index, who)
+    shadow.note_read(index, who, strength)
 
 
 def check_write(
-    resident: Resident, place: Place, index: Any, what: str, *, note: bool = True
+    resident: Resident,
+    place: Place,
+    index: Any,
+    what: str,
+    strength: int = 0,
+    *,
+    note: bool = True,
 ) -> None:
     """Look for races, for words that two threads write at once, and for outputs written twice.
 
     note: whether the write takes effect now; an asynchronous copy is noted when it is waited for.
     """
+    resident.bulk.check_access(resident, place, index, what, writes=True)
+    if not strength and resident.order.published:
+        resident.order.published.forget(resident.order.memory(place), index)
     shadow = resident.shadow(place)
     if shadow is not None:
         who = resident.accessors(place.threads)
-        racing = shadow.unordered_write(index, who)
+        racing = shadow.unordered_write(index, who, strength)
         kind = "write"
         if not racing.any():
-            racing, kind = shadow.unordered_reads(index, who), "read"
+            racing, kind = shadow.unordered_reads(index, who, strength), "read"
         if racing.any():
             first = int(np.argmax(racing))
             last = shadow.writer if kind == "write" else shadow.reader
@@ -183,15 +193,15 @@ def check_write(
             resident.report(f"race in {place.space} memory", place.threads[first], detail)
         order = np.argsort(index, kind="stable")
         twice = np.flatnonzero(np.diff(index[order]) == 0)
-        if len(twice):
+        if len(twice) and not strength:
             first, second = int(order[twice[0]]), int(order[twice[0] + 1])
             other = resident.who(resident.launch_thread(int(place.threads[second])))
             detail = f"{what} {_where(place, first)} and by {other} in one instruction"
             resident.report(f"race in {place.space} memory", place.threads[first], detail)
         if note:
-            shadow.note_write(index, who)
+            shadow.note_write(index, who, strength)
     counts = resident.write_counts(place)
-    if counts is not None:
+    if counts is not None and not strength:
         again = counts[index] > 0
         if again.any():
             first = int(np.argmax(again))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kgen.simulator.ptx import Instruction, PtxError
+from kgen.simulator.ptx import Instruction, PtxError, Symbol
 from kgen.simulator.values import DTYPES
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ def decode(decoder: _Decoder, instruction: Instruction) -> Step:
         return _reduce(decoder, instruction)
     if name == "activemask":
         return _activemask(decoder, instruction)
+    if name == "elect":
+        return _elect(decoder, instruction)
+    if name == "match":
+        return _match(decoder, instruction)
     if instruction.op[:3] == ("bar", "warp", "sync"):
         mask = decoder.source(instruction.operands[0], "u32")
 
@@ -164,3 +168,54 @@ def _activemask(decoder: _Decoder, instruction: Instruction) -> Step:
         store(resident, active, present[threads // 32])
 
     return activemask
+
+
+def _elect(decoder: _Decoder, instruction: Instruction) -> Step:
+    """elect.sync: the lowest lane of the mask, as this simulator chooses it."""
+    if instruction.op[1:] != ("sync",):
+        raise PtxError(f"unknown form {instruction.name}")
+    leader, chosen, mask_from = instruction.operands
+    unused = isinstance(leader, Symbol) and leader.name == "_"
+    store = None if unused else decoder.target(leader, "b32")
+    store_chosen, mask = decoder.target(chosen, "pred"), decoder.source(mask_from, "u32")
+
+    def elect(resident: Resident, active: Active) -> None:
+        threads = resident.threads(active)
+        given = np.broadcast_to(mask(resident, active), threads.shape)
+        _require(resident, threads, given)
+        lowest = np.bitwise_count((given & (~given + np.uint32(1))) - np.uint32(1))
+        if store is not None:
+            store(resident, active, lowest.astype(np.uint32))
+        store_chosen(resident, active, threads % 32 == lowest)
+
+    return elect
+
+
+def _match(decoder: _Decoder, instruction: Instruction) -> Step:
+    """match.any: the lanes with the same value; match.all: the mask if all have it."""
+    op, operands = instruction.op, instruction.operands
+    if op[1] not in ("any", "all") or op[2] != "sync" or op[3] not in ("b32", "b64"):
+        raise PtxError(f"unknown form {instruction.name}")
+    store = decoder.target(operands[0], "b32")
+    paired = len(operands) == 4
+    store_same = decoder.target(operands[1], "pred") if paired else None
+    value = decoder.source(operands[-2], op[3])
+    mask, every = decoder.source(operands[-1], "u32"), op[1] == "all"
+
+    def match(resident: Resident, active: Active) -> None:
+        threads = resident.threads(active)
+        given = np.broadcast_to(value(resident, active), threads.shape)
+        named = np.broadcast_to(mask(resident, active), threads.shape)
+        _require(resident, threads, named)
+        lanes, row = _lanes(resident, threads, given, 0)
+        here, _ = _lanes(resident, threads, np.ones(len(threads), dtype=np.bool_), False)
+        same = (lanes[row] == given[:, None]) & here[row]
+        bits = (same.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(axis=1)
+        found = bits.astype(np.uint32) & named
+        if every:
+            found = np.where(found == named, named, np.uint32(0))
+        store(resident, active, found)
+        if store_same is not None:
+            store_same(resident, active, found == named)
+
+    return match

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from kgen.simulator.narrow import conversion, is_narrow
 from kgen.simulator.ops import (
     FACTORIES,
     Function,
@@ -68,19 +69,15 @@ def _cvt(modifiers: tuple[str, ...]) -> Operation:
     if len(modifiers) < 2 or modifiers[-1] not in DTYPES or modifiers[-2] not in DTYPES:
         raise refuse("cvt", modifiers)
     target, source, flags = modifiers[-2], modifiers[-1], set(modifiers[:-2])
-    known = {"rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "sat", "ftz", "rna"}
+    if is_narrow(target, source, flags):
+        return conversion(modifiers)
+    known = {"rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "sat", "ftz"}
     if flags - known:
         raise refuse("cvt", modifiers)
     return Operation((source,), target, _conversion(target, source, flags, modifiers))
 
 
 def _conversion(target: str, source: str, flags: set[str], modifiers: tuple[str, ...]) -> Function:
-    from kgen.simulator.narrow import to_bf16, to_tf32
-
-    if target == "tf32" and source == "f32":
-        return lambda a: to_tf32(a, "rna" if "rna" in flags else "rn")
-    if target == "bf16" and source == "f32":
-        return to_bf16
     to_float, from_float = target in FLOATS, source in FLOATS
     integer_round = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
     rounder = next((integer_round[one] for one in flags if one in integer_round), None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kgen.simulator import collectives, transfers
+from kgen.simulator import collectives, tensor, transfers
 from kgen.simulator.ops import decode as decode_arithmetic
 from kgen.simulator.ptx import (
     Address,
@@ -83,6 +83,9 @@ class _Decoder:
             return Decoded(instruction, None, self._barrier(op, operands), "barrier")
         if op[0] in transfers.OPCODES:
             step, category = transfers.decode(self, instruction)
+            return Decoded(instruction, step, None, category)
+        if op[0] in tensor.OPCODES:
+            step, category = tensor.decode(self, instruction)
             return Decoded(instruction, step, None, category)
         if op[0] in collectives.OPCODES:
             return Decoded(instruction, collectives.decode(self, instruction), None, "collective")

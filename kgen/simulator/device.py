@@ -90,7 +90,12 @@ class Device:
         step = max(1, self.options.resident_threads // threads)
         with np.errstate(all="ignore"):
             for first in range(0, blocks, step):
-                Resident(launch, first, min(step, blocks - first)).run()
+                try:
+                    Resident(launch, first, min(step, blocks - first)).run()
+                except SimulationError as error:  # what was found before may be why
+                    found = self.findings.all()
+                    before = f"; before that: {found[0]}" if found else ""
+                    raise SimulationError(f"{error}{before}") from None
 
 
 class Launch:

@@ -31,6 +31,7 @@ class Resident:
     def __init__(self, launch: Launch, first_block: int, blocks: int) -> None:
         self.launch, self.device = launch, launch.device
         self.options, self.memory = launch.device.options, launch.device.memory
+        self.watching = self.options.checks or self.options.measure
         self.counts = launch.counts
         self.first_block, self.blocks = first_block, blocks
         self.threads_per_block = launch.threads
@@ -56,8 +57,16 @@ class Resident:
         """A register's bits for the active threads; one element if all threads agree."""
         bits = self._registers.get(name)
         if bits is None:
-            raise PtxError(f"register {name} is read before it is written")
+            bits = self._registers[name] = self._undefined(name)
         return bits if active is None or len(bits) == 1 else bits[active]
+
+    def _undefined(self, name: str) -> Any:
+        """What a register holds that nothing has written: the compiler may read it on paths where
+        the value does not matter, so it is no finding, but it is a NaN where it does matter."""
+        width = self.launch.kernel.widths[name.rstrip("0123456789")]
+        if width == 1:
+            return np.zeros(1, dtype=np.bool_)
+        return np.array([0x7FC5A5A57FC5A5A5 >> (64 - width)], dtype=f"uint{width}")
 
     def write(self, name: str, active: Active, bits: Any) -> None:
         """Set a register for the active threads."""

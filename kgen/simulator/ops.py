@@ -39,7 +39,18 @@ def decode(op: tuple[str, ...]) -> Operation:
     factory = FACTORIES.get(op[0])
     if factory is None:
         raise PtxError(f"unknown opcode {'.'.join(op)}")
+    if op[0] != "cvt" and _is_narrow(op):
+        from kgen.simulator.narrow import arithmetic
+
+        return arithmetic(op)
     return factory(op[1:])
+
+
+def _is_narrow(op: tuple[str, ...]) -> bool:
+    """Whether the general factories, which know f16 as numpy does, would get an opcode wrong."""
+    if op[-1] == "f16":
+        return op[0] == "fma" or not {"ftz", "sat"}.isdisjoint(op)
+    return op[-1] in ("bf16", "f16x2", "bf16x2", "tf32")
 
 
 def known_opcodes() -> tuple[str, ...]:

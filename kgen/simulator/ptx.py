@@ -10,6 +10,8 @@ import re
 import struct
 from dataclasses import dataclass, field
 
+from kgen.simulator.scopes import Scopes, next_statement
+
 
 class PtxError(Exception):
     """The PTX holds something that the simulator does not know; names it and its line."""
@@ -143,7 +145,7 @@ class _Parser:
     def module(self) -> Module:
         kernel: Kernel | None = None
         source_line, pending, pending_line, depth = 0, "", 0, 0
-        number = 0
+        number, scopes = 0, Scopes()
         while number < len(self._lines):
             number += 1
             line = self._lines[number - 1].strip()
@@ -162,24 +164,32 @@ class _Parser:
             if kernel is None:
                 kernel, pending = self._top_level(pending, pending_line)
                 continue
-            if pending == "{":
-                depth, pending = depth + 1, ""
-            elif pending == "}":
-                depth, pending = depth - 1, ""
-                if depth == 0:
-                    self._result.kernels[kernel.name] = kernel
-                    kernel = None
-            elif pending.endswith(":") and re.fullmatch(r"[\w$]+:", pending):
-                kernel.labels[pending[:-1]] = len(kernel.code)
-                pending = ""
-            elif pending.endswith(";"):
-                self._statement(kernel, pending[:-1].strip(), pending_line, source_line)
-                pending = ""
-            elif pending.startswith((".maxntid", ".minnctapersm", ".reqntid", ".pragma")):
-                numbers = [int(one) for one in re.findall(r"\d+", pending)]
-                if pending.startswith((".maxntid", ".reqntid")):
-                    kernel.max_threads = _product(numbers)
-                pending = ""
+            while pending and kernel is not None:
+                statement, pending = next_statement(pending)
+                if statement == "{":
+                    depth += 1
+                    if depth > 1:
+                        scopes.enter(kernel)
+                elif statement == "}":
+                    depth -= 1
+                    if depth:
+                        scopes.leave(kernel)
+                    else:
+                        self._result.kernels[kernel.name] = kernel
+                        kernel = None
+                elif statement.endswith(":"):
+                    kernel.labels[scopes.label(statement[:-1])] = len(kernel.code)
+                elif statement.endswith(";"):
+                    text = scopes.rewrite(statement[:-1].strip())
+                    if text:
+                        self._statement(kernel, text, pending_line, source_line)
+                elif statement:
+                    numbers = [int(one) for one in re.findall(r"\d+", statement)]
+                    if statement.startswith((".maxntid", ".reqntid")):
+                        kernel.max_threads = _product(numbers)
+                if not statement:
+                    break
+                pending_line = number
         if kernel is not None or pending:
             raise PtxError(f"PTX line {pending_line}: ends inside {pending[:60]!r}")
         if not self._result.kernels:

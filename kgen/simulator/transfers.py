@@ -14,6 +14,7 @@ from kgen.simulator.access import (
     count_access,
     resolve,
 )
+from kgen.simulator.ordering import Strength, strength_of
 from kgen.simulator.ptx import TYPE_BYTES, Address, Immediate, Instruction, PtxError, Symbol, Vector
 from kgen.simulator.values import DTYPES, raw, typed, unsigned
 
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 OPCODES = ("ld", "ldu", "st", "cp", "atom", "red", "prefetch")
 _SPACES = ("global", "shared", "const", "param", "local")
-# Modifiers that change caching or ordering strength, not what one thread reads or writes.
+# Modifiers that change caching or ordering, not what one thread reads or writes.
 _HINTS = {
-    "nc", "weak", "volatile", "relaxed", "acquire", "release", "cta", "gpu", "sys", "cluster",
-    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "async",
+    "nc", "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "cluster",
+    "ca", "cg", "cs", "lu", "cv", "wb", "wt",
 }  # fmt: skip
 
 
@@ -82,18 +83,19 @@ def _load(decoder: _Decoder, instruction: Instruction) -> Step:
         return load_parameter
     address = decoder.address(source)
     each = TYPE_BYTES[kind]
+    one_for_all = space in ("global", "const")  # a shared address is another word in each block
 
     def load(resident: Resident, active: Active) -> None:
         where = address(resident, active)
         threads = resident.threads(active)
-        if len(where) == 1 and not resident.options.checks and not resident.options.measure:
-            threads = threads[:1]  # one broadcast load
+        if len(where) == 1 and one_for_all and not resident.watching:
+            threads = threads[:1]  # the same word for all threads of all blocks
         places = resolve(resident, threads, space, where, each * count, "load")
         values: list[Any] = [None] * count
         for place in places:
             count_access(resident, place, each * count, "loaded from")
             for index in range(count):
-                got = _read(resident, place, each, index)
+                got = _read(resident, place, each, index, strength)
                 if place.kept is None:
                     values[index] = got
                 else:
@@ -107,12 +109,21 @@ def _load(decoder: _Decoder, instruction: Instruction) -> Step:
     return load
 
 
-def _read(resident: Resident, place: Place, size: int, element: int) -> Any:
+_WEAK = Strength()
+
+
+def _read(
+    resident: Resident, place: Place, size: int, element: int, strength: Strength = _WEAK
+) -> Any:
     """Element `element` of each thread's vector, as unsigned bits."""
     offset = place.offset + element * size
     index = offset >> 2
+    if strength.scope:
+        if resident.options.checks:
+            resident.order.loaded(place, index, strength)
+        resident.polls += 1
     if resident.options.checks:
-        check_read(resident, place, index, "read")
+        check_read(resident, place, index, "read", strength.scope)
     if size == 4:
         return place.words[index]
     if size == 8:
@@ -121,11 +132,16 @@ def _read(resident: Resident, place: Place, size: int, element: int) -> Any:
     return place.words.view(unsigned(size))[offset // size]
 
 
-def _write(resident: Resident, place: Place, size: int, element: int, bits: Any) -> None:
+def _write(
+    resident: Resident, place: Place, size: int, element: int, bits: Any, strength: Strength
+) -> None:
     offset = place.offset + element * size
     index = offset >> 2
+    resident.changes += 1
     if resident.options.checks:
-        check_write(resident, place, index, "write")
+        check_write(resident, place, index, "write", strength.scope)
+        if strength.scope:
+            resident.order.stored(place, index, strength)
     if size == 4:
         place.words[index] = bits
     elif size == 8:
@@ -145,7 +161,7 @@ def _store(decoder: _Decoder, instruction: Instruction) -> Step:
         raise PtxError(f"{len(items)} registers for a vector of {count}")
     reads = [decoder.source(one, kind) for one in items]
     address = decoder.address(target)
-    each = TYPE_BYTES[kind]
+    each, strength = TYPE_BYTES[kind], strength_of(instruction.op)
 
     def store(resident: Resident, active: Active) -> None:
         threads = resident.threads(active)
@@ -155,7 +171,7 @@ def _store(decoder: _Decoder, instruction: Instruction) -> Step:
             count_access(resident, place, each * count, "stored to")
             for index, value in enumerate(values):
                 bits = value if place.kept is None else value[place.kept]
-                _write(resident, place, each, index, bits)
+                _write(resident, place, each, index, bits, strength)
 
     return store
 
@@ -237,6 +253,7 @@ def _atomic(decoder: _Decoder, instruction: Instruction) -> Step:
     values = [decoder.source(one, kind) for one in operands[2 if returns else 1 :]]
     store = decoder.target(operands[0], kind) if returns else None
     size, name, dtype = TYPE_BYTES[kind], names[0], DTYPES[kind]
+    strength = strength_of(op)
 
     def atomic(resident: Resident, active: Active) -> None:
         threads = resident.threads(active)
@@ -246,9 +263,14 @@ def _atomic(decoder: _Decoder, instruction: Instruction) -> Step:
         for place in resolve(resident, threads, space, where, size, "atomic"):
             count_access(resident, place, size, "stored to")
             rows = np.arange(len(threads)) if place.kept is None else place.kept
-            memory = place.words.view(dtype)
-            for row, offset in zip(rows, place.offset // size, strict=True):
+            memory, index = place.words.view(dtype), place.offset >> 2
+            resident.polls += 1
+            if resident.options.checks:
+                check_write(resident, place, index, "atomic", strength.scope)
+            for at, (row, offset) in enumerate(zip(rows, place.offset // size, strict=True)):
                 current = memory[offset]
+                if resident.options.checks:
+                    resident.order.atomic(place, strength, at, int(index[at]), reads=returns)
                 old[row] = current
                 if resident.options.checks and not place.written[offset * size // 4]:
                     resident.report(
@@ -260,6 +282,7 @@ def _atomic(decoder: _Decoder, instruction: Instruction) -> Step:
                 else:
                     memory[offset] = dtype(_ATOMIC[name](current, given[0][row]))
                 place.written[offset * size // 4] = True
+                resident.changes += bool(memory[offset] != current)
         if store is not None:
             store(resident, active, old)
 

@@ -1,0 +1,135 @@
+"""Emitted kernels on the simulator as candidates for the checks of `kgen verify`; needs torch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from kgen.arch import ARCHS
+from kgen.checks import check_case
+from kgen.errors import BuildError
+from kgen.package import find_package, spec_of
+from kgen.plan import Plan, make_plan
+from kgen.reference import Parameters, draw, exact_fp32
+from kgen.simulator.device import Options, SimulationError
+from kgen.simulator.ptx import PtxError
+from kgen.simulator.reduce import MAX_BATCH, describe, reduced
+from kgen.simulator.simulate import Outcome, Simulation
+from kgen.spec import Spec, load_spec
+from kgen.verify import ATOL, CASES, RTOL, CaseResult, Report
+
+
+class SimulatedCandidate:
+    """Runs one simulation a call and keeps its outcome."""
+
+    def __init__(self, simulation: Simulation, options: Options) -> None:
+        self.simulation, self.options = simulation, options
+        self.outcome: Outcome | None = None
+
+    def __call__(self, x: torch.Tensor, parameters: Parameters) -> torch.Tensor:
+        """y [N, C_out, P, Q] for x on the CPU."""
+        conv_out = None
+        if self.simulation.plan.strategy == "hybrid":
+            conv_out = library_convolution(self.simulation.spec, x, parameters).numpy()
+        arrays = {key: one.numpy() for key, one in parameters.items()}
+        self.outcome = self.simulation.run(x.numpy(), arrays, conv_out, self.options)
+        return torch.from_numpy(self.outcome.y)
+
+    def guarded_problem(self, x: torch.Tensor, parameters: Parameters, y: torch.Tensor) -> str:
+        """What the simulator found wrong with the run that gave y; empty if nothing."""
+        assert self.outcome is not None
+        return "; ".join(self.outcome.problems[:3])
+
+
+def library_convolution(spec: Spec, x: torch.Tensor, parameters: Parameters) -> torch.Tensor:
+    """The convolution without bias that a hybrid plan starts from, fp32 [N, C_out, P, Q]."""
+    problem = spec.problem
+    with exact_fp32():
+        return torch.nn.functional.conv2d(
+            x,
+            parameters["conv.weight"],
+            stride=problem.stride,
+            padding=problem.padding,
+            dilation=problem.dilation,
+        )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is simulated for one target: a spec and plan, and how many samples."""
+
+    spec: Spec
+    plan: Plan
+    batch: int
+    source: str | None  # CUDA as it stands in a package, or None to render it
+
+
+def _jobs(
+    source: Spec | ModuleType | str | os.PathLike[str], full: bool
+) -> tuple[Spec, Callable[[str], _Job]]:
+    """The spec to be verified, and what to simulate for each target."""
+    if isinstance(source, ModuleType) or (not isinstance(source, Spec) and Path(source).is_dir()):
+        package = find_package(source)
+        spec, text = spec_of(package), package.block.source
+        plan = make_plan(spec)
+        return spec, lambda target: _Job(spec, plan, 1, text)
+    spec = source if isinstance(source, Spec) else load_spec(source)  # type: ignore[arg-type]
+    if full:
+        plan = make_plan(spec)
+        return spec, lambda target: _Job(spec, plan, plan.g.N or MAX_BATCH, None)
+    small, plan = reduced(spec, ARCHS[spec.targets[0]])
+    return spec, lambda target: _Job(small, plan, plan.g.N or MAX_BATCH, None)
+
+
+def verify_on_simulator(
+    source: Spec | ModuleType | str | os.PathLike[str],
+    *,
+    full: bool = False,
+    trace: tuple[int, int] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """`kgen.verify` on the simulator, for each target of the spec.
+
+    The first case of each target runs with all checks; on the first target the other cases follow
+    with values and bounds alone: what the checks look for does not depend on the data.
+    """
+    start = time.perf_counter()
+    spec, job_for = _jobs(source, full)
+    results: list[CaseResult] = []
+    traced: tuple[str, ...] = ()
+    for number, target in enumerate(spec.targets):
+        job = job_for(target)
+        simulation = Simulation(job.spec, job.plan, target, job.source)
+        for index, (distribution, seed) in enumerate(CASES[: None if number == 0 else 1]):
+            progress(f"{target}, {distribution}, seed {seed}")
+            first = number == 0 and index == 0
+            options = Options(checks=index == 0, trace=trace if first else None)
+            candidate = SimulatedCandidate(simulation, options)
+            x, parameters = draw(job.spec, job.batch, distribution, seed, "cpu")
+            try:
+                result = check_case(job.spec, candidate, x, parameters, distribution, seed)
+            except SimulationError as error:
+                result = CaseResult(distribution, seed, job.batch, passed=False, reason=str(error))
+            except PtxError as error:
+                raise BuildError(f"{spec.name} for {target}: {error}") from None
+            results.append(result)
+            if first and candidate.outcome is not None:
+                traced = candidate.outcome.trace
+    return Report(
+        name=spec.name,
+        spec_hash=spec.hash(),
+        strategy=job.plan.strategy,
+        device=f"simulator ({', '.join(spec.targets)})",
+        atol=ATOL,
+        rtol=RTOL,
+        cases=tuple(results),
+        ran=describe(spec, job.spec, job.batch),
+        seconds=time.perf_counter() - start,
+        trace=traced,
+    )

@@ -1,0 +1,88 @@
+"""A smaller copy of a spec that exercises the same code: same tile, same remainders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kgen.arch import Arch
+from kgen.constraints import check
+from kgen.geometry import geometry
+from kgen.plan import HYBRID_VALUES, Plan, make_plan
+from kgen.spec import Schedule, Spec
+
+MAX_BATCH = 2
+TILES = 3  # per direction: one at each edge, one between
+_BATCHES = 2.3  # of a hybrid block's walk: whole ones and a remainder
+
+
+def reduced(spec: Spec, arch: Arch) -> tuple[Spec, Plan]:
+    """The reduced spec and its plan; the spec itself, and its plan, where it is small already.
+
+    Batch is cut to MAX_BATCH, height and width to TILES tiles with the remainder of the full
+    output, the width in steps that keep its alignment. The knobs of the full plan are kept, so
+    that the kernel differs in its sizes alone.
+    """
+    full = make_plan(spec, arch)
+    fixed = _with_knobs(spec, full)
+    g = full.g
+    if full.tile is not None:
+        tile_h, tile_w = full.tile.tile_h, full.tile.tile_w
+    else:
+        rows = HYBRID_VALUES * full.threads * _BATCHES / (full.group_channels * g.Q)
+        tile_h, tile_w = max(1, round(rows / TILES)), g.Q
+    best = fixed
+    for extra in range(4):  # a tile more changes P * Q, on which the vector width depends
+        P = _fewer(g.P, tile_h, TILES + extra)
+        Q = _fewer(g.Q, tile_w, TILES)
+        best = _resized(fixed, g.H - (g.P - P) * g.stride[0], g.W - (g.Q - Q) * g.stride[1])
+        plan = make_plan(best, arch, full.separate_reduce)
+        if plan.vec == full.vec or P == g.P:
+            break
+    return best, make_plan(best, arch, full.separate_reduce)
+
+
+def _fewer(size: int, tile: int, tiles: int) -> int:
+    """A smaller size with `tiles` tiles and the same remainder."""
+    rest = size % tile or tile
+    return min(size, (tiles - 1) * tile + rest)
+
+
+def _with_knobs(spec: Spec, plan: Plan) -> Spec:
+    """The spec with every knob of its plan given."""
+    if plan.tile is None:
+        schedule = Schedule(strategy="hybrid", threads=plan.threads)
+    else:
+        tile = plan.tile
+        schedule = Schedule(
+            strategy="two_kernel",
+            tile_h=tile.tile_h,
+            tile_w=tile.tile_w,
+            tile_k=tile.tile_k,
+            tile_c=tile.tile_c,
+            pixels=tile.pixels,
+            threads=tile.threads,
+        )
+    return spec.model_copy(update={"schedule": schedule})
+
+
+def _resized(spec: Spec, height: int, width: int) -> Spec:
+    batch = spec.problem.batch
+    problem = spec.problem.model_copy(
+        update={
+            "batch": batch if batch == "dynamic" else min(batch, MAX_BATCH),
+            "height": height,
+            "width": width,
+        }
+    )
+    small = spec.model_copy(update={"problem": problem})
+    return spec if check(small) else small
+
+
+def describe(spec: Spec, small: Spec, batch: int) -> str:
+    """What was run, in words: the sizes, and that they were reduced where they were."""
+    g, full = geometry(small.problem), geometry(spec.problem)
+    ran = f"x [{batch}, {g.C_in}, {g.H}, {g.W}]"
+    if replace(g, N=None) == replace(full, N=None) and batch == (full.N or batch):
+        return f"{ran}, the full size"
+    whole = f"x [{full.N or 'N'}, {full.C_in}, {full.H}, {full.W}]"
+    return f"{ran}, a reduced copy of {whole} with the same tile remainders"

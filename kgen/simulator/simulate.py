@@ -1,0 +1,95 @@
+"""Runs a whole plan on the simulator: allocates the tensors, launches the kernels, collects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kgen.build import compile_kernel
+from kgen.emit import render
+from kgen.plan import Plan
+from kgen.simulator.device import Device, Options
+from kgen.simulator.watch import Finding
+from kgen.spec import Spec
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run of a plan.
+
+    y: float32 [N, C_out, P, Q]. problems: what is wrong with the run, in words, empty if nothing.
+    counts: per kernel, deterministic. conflicts: (kernel, PTX line) -> bank conflicts.
+    """
+
+    y: Array
+    findings: tuple[Finding, ...]
+    problems: tuple[str, ...]
+    counts: dict[str, dict[str, int]]
+    conflicts: dict[tuple[str, int], int]
+    trace: tuple[str, ...]
+
+
+class Simulation:
+    """The kernels of one plan, compiled for one architecture, ready to run on a CPU."""
+
+    def __init__(self, spec: Spec, plan: Plan, arch: str, source: str | None = None) -> None:
+        """source: CUDA to run in place of what the plan renders to (for tests that break it).
+
+        Raises: BuildError if it does not compile.
+        """
+        self.spec, self.plan, self.arch = spec, plan, arch
+        self.source = source if source is not None else render(spec, plan)["kernel.cu"]
+        self.ptx = compile_kernel(self.source, arch).ptx
+
+    def run(
+        self,
+        x: Array,
+        parameters: Mapping[str, Array],
+        conv_out: Array | None = None,
+        options: Options | None = None,
+    ) -> Outcome:
+        """Run all launches on x float32 [N, C_in, H, W].
+
+        parameters: float32 arrays by state_dict key. conv_out: the library's convolution without
+        bias, for plans that start from one. Raises: SimulationError, PtxError.
+        """
+        plan, N = self.plan, x.shape[0]
+        device = Device(self.ptx, options)
+        tensors = {"x": x, **parameters}
+        if conv_out is not None:
+            tensors["conv_out"] = conv_out
+        memory = {
+            name: device.memory.allocate(name, 4 * array.size, "input", array)
+            for name, array in tensors.items()
+        }
+        memory["y"] = device.memory.allocate("y", 4 * N * plan.g.y_elements, "output")
+        size = max(4, 4 * N * plan.workspace_per_sample)
+        memory["workspace"] = device.memory.allocate("workspace", size, "workspace")
+        for launch in plan.launches:
+            device.launch(
+                launch.kernel,
+                launch.blocks_per_sample * N,
+                launch.threads,
+                launch.smem_bytes,
+                [memory[name].base for name in launch.arguments],
+            )
+        y = memory["y"]
+        findings = device.findings.all()
+        problems = [str(one) for one in findings]
+        unwritten = int((~y.written).sum())
+        if unwritten:
+            problems.append(f"{unwritten} output elements were never written")
+        shape = (N, plan.g.C_out, plan.g.P, plan.g.Q)
+        return Outcome(
+            y=y.view(np.float32).reshape(shape).copy(),
+            findings=findings,
+            problems=tuple(problems),
+            counts={name: dict(sorted(one.values.items())) for name, one in device.counts.items()},
+            conflicts=dict(sorted(device.conflicts.items())),
+            trace=tuple(device.traced),
+        )

@@ -1,0 +1,117 @@
+"""Every shipped spec on the simulator, both strategies, several architectures."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import kgen
+from kgen.spec import Schedule, load_spec
+
+torch = pytest.importorskip("torch")
+
+from kgen.arch import ARCHS
+from kgen.plan import make_plan
+from kgen.reference import draw, oracle
+from kgen.simulator.candidate import SimulatedCandidate, library_convolution
+from kgen.simulator.device import Options
+from kgen.simulator.measure import measure
+from kgen.simulator.reduce import reduced
+from kgen.simulator.simulate import Simulation
+
+pytestmark = pytest.mark.nvrtc
+SPECS = sorted((Path(__file__).parent.parent / "specs").glob("*.yaml"))
+
+
+def variant(path, strategy, targets=("sm_80", "sm_90a", "sm_120")):
+    spec = load_spec(path)
+    if spec.schedule.strategy != strategy:
+        spec = spec.model_copy(update={"schedule": Schedule(strategy=strategy)})
+    return spec.model_copy(update={"targets": targets})
+
+
+@pytest.mark.parametrize("strategy", ["two_kernel", "hybrid"])
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_shipped_spec_is_right_on_the_simulator(path, strategy):
+    report = kgen.verify(variant(path, strategy), device="simulator")
+    assert report.passed, report.table()
+    assert report.strategy == strategy
+    assert "simulator (sm_80, sm_90a, sm_120)" in report.device
+    assert len(report.cases) == 9
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_the_reduced_copy_keeps_the_tile_and_its_remainders(path):
+    spec = load_spec(path)
+    arch = ARCHS[spec.targets[0]]
+    full = make_plan(spec, arch)
+    small, plan = reduced(spec, arch)
+    assert (plan.strategy, plan.separate_reduce) == (full.strategy, full.separate_reduce)
+    assert (plan.g.N or 2) <= 2
+    assert plan.g.W % 4 == full.g.W % 4
+    if full.tile is not None:
+        for knob in ("tile_h", "tile_w", "tile_k", "tile_c", "pixels", "threads", "thread_k",
+                     "copy", "unroll"):  # fmt: skip
+            assert getattr(plan.tile, knob) == getattr(full.tile, knob), knob
+        assert plan.g.P % plan.tile.tile_h == full.g.P % full.tile.tile_h
+        assert plan.g.Q % plan.tile.tile_w == full.g.Q % full.tile.tile_w
+    assert small.problem.out_channels == spec.problem.out_channels
+
+
+def test_the_report_says_what_was_run_and_claims_nothing_more():
+    report = kgen.verify(SPECS[0].parent / "conv8x32_k3_gn8.yaml", device="simulator")
+    text = report.table()
+    assert "a reduced copy of x [128, 8, 256, 256]" in text
+    assert "simulator" in text
+    assert "verified" not in text
+
+
+def test_an_emitted_package_is_simulated_with_its_own_source(tmp_path):
+    spec = load_spec(SPECS[0].parent / "conv8x8_1x1out.yaml")
+    folder = kgen.emit(spec, tmp_path)
+    report = kgen.verify(folder, device="simulator")
+    assert report.passed
+    kernel = folder / "kernel.cu"
+    kernel.write_text(kernel.read_text().replace("v = op_mul(v, f.factor_1);", ""))
+    broken = kgen.verify(folder, device="simulator")
+    assert not broken.passed
+
+
+def test_one_full_sample_of_the_flagship_is_fast_enough():
+    """2.06 M outputs, 148 M multiply-adds: 10 s without checks, 40 s with them."""
+    spec = load_spec(SPECS[0].parent / "conv8x32_k3_gn8.yaml")
+    simulation = Simulation(spec, make_plan(spec), "sm_90a")
+    x, parameters = draw(spec, 1, "uniform", 0, "cpu")
+    wanted = oracle(spec, x, parameters)
+    for checks, limit in ((False, 10.0), (True, 40.0)):
+        candidate = SimulatedCandidate(simulation, Options(checks=checks))
+        start = time.perf_counter()
+        y = candidate(x, parameters)
+        seconds = time.perf_counter() - start
+        assert float((y.double() - wanted).abs().max()) < 1e-4
+        assert candidate.outcome.problems == ()
+        assert seconds < limit, seconds
+
+
+def test_the_normalise_pass_stores_whole_sectors():
+    """Its planes start at multiples of a vector; only their ends may share a sector."""
+    counts = measure(load_spec(SPECS[0].parent / "conv8x32_k3_gn8.yaml"))["counts"]
+    stores = counts["conv8x32_k3_gn8_normalise"]
+    partial = stores["partial sectors stored to global"]
+    assert partial <= 0.07 * stores["sectors stored to global"]
+
+
+def test_the_tile_loop_has_no_bank_conflicts():
+    for name in ("conv8x32_k3_gn8", "conv3x16_k5", "conv9x6_k3x5"):
+        counts = measure(load_spec(SPECS[0].parent / f"{name}.yaml"))["counts"]
+        assert counts[f"{name}_conv"]["bank conflicts loaded from shared"] == 0, name
+
+
+def test_the_hybrid_kernel_starts_from_the_convolution_without_bias():
+    spec = variant(SPECS[0].parent / "conv8x8_1x1out.yaml", "hybrid")
+    x, parameters = draw(spec, 2, "uniform", 0, "cpu")
+    conv = library_convolution(spec, x, parameters)
+    wanted = (x.unsqueeze(1) * parameters["conv.weight"]).sum((2, 3, 4))
+    torch.testing.assert_close(conv.reshape(2, 8), wanted, atol=1e-5, rtol=1e-5)
