@@ -17,7 +17,8 @@ from kgen.errors import BuildError, CheckError, Issue, KgenError, SpecError, Usa
 from kgen.package import load
 from kgen.plan import Plan, make_plan
 from kgen.spec import Spec, json_schema, load_spec
-from kgen.verify import Report, verify
+from kgen.verdict import Report
+from kgen.verify import verify
 from kgen.version import __version__
 
 __all__ = [

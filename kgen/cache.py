@@ -1,4 +1,4 @@
-"""The cache of compiled kernels as a whole: what it holds, and removing entries from it."""
+"""The cache as a whole: compiled kernels, packages that `kgen.load` emitted, and removing them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from kgen.compiler import Build, CacheError, read_entry
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """One entry of the cache, for `kgen cache ls` and `gc`. used: seconds since the epoch."""
+    """One entry of the cache, for `kgen cache ls` and `gc`.
 
+    kind: `cubin`, `package`, or `leftover` of a process that was killed while it wrote.
+    used: seconds since the epoch.
+    """
+
+    kind: str
     path: Path
     key: str
     arch: str
@@ -27,17 +32,20 @@ class CacheEntry:
 
 
 def cache_entries(root: Path) -> Iterator[CacheEntry]:
-    """Every entry below a cache folder, damaged ones included, sorted by key."""
-    for path in sorted(root.glob("cubin/*/*")):
-        if path.name.startswith(".new-") or not path.is_dir():
-            continue
+    """Every entry below a cache folder, damaged ones included, by kind and key."""
+    for path in sorted([*root.glob("cubin/*/*"), *root.glob("package/*")]):
         try:
-            size = sum(file.stat().st_size for file in path.iterdir())
-            used = max(file.stat().st_mtime for file in [path, *path.iterdir()])
+            files = [file for file in path.rglob("*") if file.is_file()]
+            size = sum(file.stat().st_size for file in files)
+            used = max(file.stat().st_mtime for file in [path, *files])
         except OSError:  # another process is replacing it
+            continue
+        if path.parent.name == "package":
+            yield CacheEntry("package", path, path.name, "-", "-", (), size, used, intact=True)
             continue
         build = _read_entry_quietly(path)
         yield CacheEntry(
+            kind="leftover" if path.name.startswith(".new-") else "cubin",
             path=path,
             key=path.name,
             arch=build.arch if build else "?",
@@ -47,6 +55,13 @@ def cache_entries(root: Path) -> Iterator[CacheEntry]:
             used=used,
             intact=build is not None,
         )
+
+
+def is_stale(entry: CacheEntry, days: float, now: float) -> bool:
+    """Whether `gc` removes an entry: unused for `days`, damaged, or left over for an hour."""
+    if entry.kind == "leftover":  # a process may still be writing a young one
+        return entry.used < now - 3600
+    return entry.used < now - 86400 * days or not entry.intact
 
 
 def remove_entry(path: Path) -> None:

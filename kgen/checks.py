@@ -16,7 +16,7 @@ import torch
 from kgen.geometry import geometry
 from kgen.reference import Parameters, chunks, draw, eager_fp32, oracle
 from kgen.spec import Spec
-from kgen.verify import ATOL, CASES, RTOL, CaseResult, Report
+from kgen.verdict import ATOL, CASES, RTOL, CaseResult, Report
 
 DYNAMIC_BATCHES = (3, 2)  # sizes that a dynamic batch is verified at, alternating
 GUARD = 4096  # floats of guard zone on each side of what a kernel may write

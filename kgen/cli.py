@@ -19,7 +19,7 @@ import click
 from kgen.arch import ARCHS
 from kgen.build import build as build_package
 from kgen.build import normalise_arch
-from kgen.cache import cache_entries, remove_entry
+from kgen.cache import cache_entries, is_stale, remove_entry
 from kgen.compiler import CacheError, cache_dir
 from kgen.constraints import check as check_spec
 from kgen.constraints import name_problem
@@ -293,7 +293,7 @@ def new(name: str, output: Path | None, force: bool) -> None:
 
 @cli.group()
 def cache() -> None:
-    """Look at the cache of compiled kernels, or shrink it."""
+    """Look at the cache of compiled kernels and loaded packages, or shrink it."""
 
 
 @cache.command("ls")
@@ -307,7 +307,7 @@ def cache_ls(as_json: bool) -> None:
         return
     for one in entries:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used))
-        state = ", ".join(one.kernels) if one.intact else "damaged"
+        state = (", ".join(one.kernels) or one.kind) if one.intact else "damaged"
         click.echo(f"{one.key[:16]}  {one.arch:8} {one.size:>9,} bytes  {used}  {state}")
     click.echo(f"{len(entries)} entries, {sum(one.size for one in entries):,} bytes in {root}")
 
@@ -317,9 +317,9 @@ def cache_ls(as_json: bool) -> None:
               help="Remove what was not used for this long.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
 def cache_gc(days: float, dry_run: bool) -> None:
-    """Remove entries that were not used lately, and damaged ones."""
-    root, limit = cache_dir(), time.time() - 86400 * days
-    old = [one for one in cache_entries(root) if one.used < limit or not one.intact]
+    """Remove what was not used lately, damaged entries, and what killed processes left."""
+    root, now = cache_dir(), time.time()
+    old = [one for one in cache_entries(root) if is_stale(one, days, now)]
     for one in old:
         if not dry_run:
             remove_entry(one.path)

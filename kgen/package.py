@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -60,7 +61,9 @@ def package_of(spec: Spec) -> ModuleType:
         folder = cache_dir() / "package" / content / spec.name
     except CacheError as error:
         raise UsageError(str(error)) from None
-    write(folder, text, force=True)
+    if not write(folder, text, force=True):
+        with suppress(OSError):  # a read-only cache still serves
+            os.utime(folder.parent)  # `kgen cache gc` goes by it
     return import_package(folder)
 
 

@@ -15,10 +15,10 @@ from kgen.spec import Spec
 from kgen.tiling import TILE_KNOBS, Tile, complete
 from kgen.version import __version__
 
-NORM_THREADS = 256
+NORM_THREADS = 128
 NORM_VECTORS = 8  # vector loads that a thread of the normalise kernel keeps in flight
 HYBRID_THREADS = 512
-HYBRID_VALUES = 16  # values a thread of the hybrid kernel reads before it merges their moments
+HYBRID_VALUES = 32  # values a thread of the hybrid kernel reads before it merges their moments
 # More partial moments than this for one (sample, group) are reduced once, by their own launch,
 # instead of by every block that normalises.
 INLINE_PARTIALS = 1024

@@ -1,7 +1,7 @@
 """Proves an emitted package right against the fp64 oracle, or says where it is wrong.
 
-This module holds the verdicts and the entry point; the checks themselves are in `kgen.checks`,
-which needs torch.
+This module is the entry point; the checks themselves are in `kgen.checks`, which needs torch, and
+the verdicts in `kgen.verdict`.
 """
 
 from __future__ import annotations
@@ -9,116 +9,12 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from types import ModuleType
-from typing import Any
 
 from kgen.compiler import CompileError, nvrtc_version
 from kgen.errors import UsageError
 from kgen.spec import Spec
-
-ATOL = RTOL = 1e-4  # against the fp64 oracle, on every element
-
-# Distribution of x and seed; `kgen.reference.DISTRIBUTIONS` says what the names mean.
-CASES: tuple[tuple[str, int], ...] = (
-    ("uniform", 0),
-    ("uniform", 1),
-    ("normal x3", 2),
-    ("x0.01", 3),
-    ("x-1", 4),
-    ("constant", 5),
-    ("one huge value", 6),
-)
-
-
-@dataclass(frozen=True)
-class CaseResult:
-    """One distribution and seed. Errors are absolute, against fp64; reason is empty if passed."""
-
-    distribution: str
-    seed: int
-    batch: int
-    passed: bool
-    reason: str
-    max_error: float | None = None
-    rms_error: float | None = None
-    eager_max_error: float | None = None
-    eager_rms_error: float | None = None
-    ill_conditioned: bool = False
-
-
-@dataclass(frozen=True)
-class Report:
-    """The verdict on one spec: passed only if every case did."""
-
-    name: str
-    spec_hash: str
-    strategy: str
-    device: str
-    atol: float
-    rtol: float
-    cases: tuple[CaseResult, ...]
-    ran: str = ""  # sizes that were run, where they may differ from the spec's
-    seconds: float | None = None
-    trace: tuple[str, ...] = ()
-
-    @property
-    def passed(self) -> bool:
-        """True if there was at least one case and all of them passed."""
-        return bool(self.cases) and all(case.passed for case in self.cases)
-
-    @property
-    def max_error(self) -> float:
-        """Largest error of the kernel over all cases that got as far as values."""
-        return max((case.max_error for case in self.cases if case.max_error is not None), default=0)
-
-    def headline(self) -> str:
-        """One line: how many cases passed, and the errors of the kernel and of eager fp32."""
-        passed = sum(case.passed for case in self.cases)
-        eager = max((case.eager_max_error or 0.0 for case in self.cases), default=0.0)
-        ill = sum(case.ill_conditioned for case in self.cases)
-        tail = f", {ill} ill-conditioned (eager fp32 misses the tolerance there)" if ill else ""
-        where = f"{self.device}, {self.ran}" if self.ran else self.device
-        return (
-            f"{passed} of {len(self.cases)} cases passed on {where}: max error "
-            f"{self.max_error:.2e} (eager fp32 {eager:.2e}) against fp64, tolerance "
-            f"{self.atol:g} + {self.rtol:g} x |y|{tail}"
-        )
-
-    def summary(self) -> str:
-        """The failures, one line each."""
-        return "\n".join(
-            f"{self.name}: wrong on {case.distribution}, seed {case.seed}: {case.reason}"
-            for case in self.cases
-            if not case.passed
-        )
-
-    def table(self) -> str:
-        """A line a case: kernel and eager fp32 side by side, errors against fp64."""
-
-        def number(value: float | None) -> str:
-            return "-" if value is None else f"{value:.2e}"
-
-        errors = f"{'max error':>12}{'rms':>11}{'eager max':>12}{'rms':>11}"
-        head = f"{'x':16}{'seed':>5}{'N':>6}{errors}"
-        rows = [
-            f"{case.distribution:16}{case.seed:>5}{case.batch:>6}{number(case.max_error):>12}"
-            f"{number(case.rms_error):>11}{number(case.eager_max_error):>12}"
-            f"{number(case.eager_rms_error):>11}  {_verdict(case)}"
-            for case in self.cases
-        ]
-        title = f"{self.name} {self.spec_hash} {self.strategy}"
-        return "\n".join([title, head, *rows, self.headline()])
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for `--json`."""
-        return {**asdict(self), "passed": self.passed}
-
-
-def _verdict(case: CaseResult) -> str:
-    if not case.passed:
-        return f"WRONG: {case.reason}"
-    return "ok, ill-conditioned" if case.ill_conditioned else "ok"
+from kgen.verdict import Report
 
 
 def verify(

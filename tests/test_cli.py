@@ -16,7 +16,7 @@ from kgen.cli import cli, main
 from kgen.emit import environment, render
 from kgen.errors import BuildError
 from kgen.spec import load_spec
-from kgen.verify import CaseResult, Report
+from kgen.verdict import CaseResult, Report
 
 PACKAGE_FILES = {"__init__.py", "_compiler.py", "_runtime.py", "kernel.cu", "manifest.json"}
 
@@ -398,17 +398,17 @@ def test_a_closed_pipe_is_no_traceback(work):
 
 
 @pytest.mark.nvrtc
-def test_emit_compiles_says_what_it_skips_and_writes(work):
+def test_emit_compiles_simulates_without_a_gpu_and_writes(work):
     done = python(str(ROOT / "cli.py"), "emit", "demo.yaml", cwd=work, CUDA_VISIBLE_DEVICES="-1")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert done.stdout.startswith(f"demo.yaml: demo {spec_of().hash()}\n")
     for pattern in (
-        r"^  render  \d+ lines of CUDA, \d+ ms$",
-        r"^  compile sm_90a: [\d.]+ s \((cached|NVRTC [\d.]+)\), [\d,]+ bytes$",
-        r"^          demo_conv: \d+ registers, no spills$",
-        r"^  verify  skipped: (no CUDA device|torch is not installed).* to verify on$",
-        r"^  write   generated/demo \(written\)$",
+        r"^  render   \d+ lines of CUDA, \d+ ms$",
+        r"^  compile  sm_90a: [\d.]+ s \((cached|NVRTC [\d.]+)\), [\d,]+ bytes$",
+        r"^           demo_conv: \d+ registers, no spills$",
+        r"^  simulate 7 of 7 cases passed on simulator \(sm_90a\), x \[\d+, \d+, \d+, \d+\]",
+        r"^  write    generated/demo \(written\)$",
     ):
         assert re.search(pattern, done.stdout, re.MULTILINE), (pattern, done.stdout)
     assert {path.name for path in (work / "generated" / "demo").iterdir()} == PACKAGE_FILES
@@ -419,7 +419,7 @@ def test_no_verify_stops_after_compiling(work, kgen_command):
     result = kgen_command("emit", "--no-verify", "demo.yaml")
     assert result.code == 0
     assert "registers" in result.out
-    assert "verify  skipped: --no-verify" in result.out
+    assert "verify   skipped: --no-verify" in result.out
     assert (work / "generated" / "demo" / "kernel.cu").is_file()
 
 
@@ -431,8 +431,8 @@ def test_render_only_neither_compiles_nor_verifies(work, kgen_command, monkeypat
         monkeypatch.setattr(sys.modules["kgen.steps"], name, fail)
     result = kgen_command("emit", "--render-only", "demo.yaml")
     assert result.code == 0
-    assert "compile skipped: --render-only" in result.out
-    assert "verify  skipped: --render-only" in result.out
+    assert "compile  skipped: --render-only" in result.out
+    assert "verify   skipped: --render-only" in result.out
     assert (work / "generated" / "demo" / "kernel.cu").read_text() == (
         render(spec_of())["kernel.cu"]
     )
@@ -443,7 +443,7 @@ def test_without_a_compiler_emit_says_so_and_still_writes(work, kgen_command, mo
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     result = kgen_command("emit", "demo.yaml")
     assert result.code == 0
-    assert re.search(r"compile skipped: no CUDA compiler.*kgen\[cuda\]", result.out)
+    assert re.search(r"compile  skipped: no CUDA compiler.*kgen\[cuda\]", result.out)
     assert (work / "generated" / "demo" / "kernel.cu").is_file()
     assert kgen_command("build", "demo.yaml").code == 3
 
@@ -619,3 +619,27 @@ def test_exit_codes_are_told_apart():
     assert kgen.UsageError.exit_code == kgen.SpecError.exit_code == 2
     assert kgen.CheckError.exit_code == 1
     assert BuildError.exit_code == 3
+
+
+def test_cache_gc_takes_packages_and_leftovers_too(tmp_path, monkeypatch, kgen_command):
+    import os
+    import time
+
+    from kgen.cache import cache_entries, is_stale
+
+    monkeypatch.setenv("KGEN_CACHE_DIR", str(tmp_path))
+    package = tmp_path / "package" / "abc" / "name"
+    leftover = tmp_path / "cubin" / "00" / ".new-x"
+    for folder in (package, leftover):
+        folder.mkdir(parents=True)
+        (folder / "kernel.cu").write_text("// old")
+    now = time.time()
+    kinds = {one.kind: one for one in cache_entries(tmp_path)}
+    assert set(kinds) == {"package", "leftover"}
+    assert not any(is_stale(one, 30, now) for one in kinds.values())
+    assert is_stale(kinds["leftover"], 30, now + 7200)
+    assert not is_stale(kinds["package"], 30, now + 7200)
+    for path in (package / "kernel.cu", package.parent, leftover / "kernel.cu", leftover):
+        os.utime(path, (0, 0))
+    assert kgen_command("cache", "gc").code == 0
+    assert list(cache_entries(tmp_path)) == []

@@ -115,3 +115,19 @@ def test_the_hybrid_kernel_starts_from_the_convolution_without_bias():
     conv = library_convolution(spec, x, parameters)
     wanted = (x.unsqueeze(1) * parameters["conv.weight"]).sum((2, 3, 4))
     torch.testing.assert_close(conv.reshape(2, 8), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_what_a_launch_would_be_refused_for_is_a_problem():
+    from dataclasses import replace
+
+    spec = load_spec(SPECS[0].parent / "conv8x8_1x1out.yaml")
+    plan = make_plan(spec)
+    assert Simulation(spec, plan, "sm_90a").limit_problems == ()
+    big = replace(plan.launches[0], smem_bytes=200_000)
+    many = replace(plan.launches[0], threads=65536)
+    for launch, words in ((big, "200000 bytes of shared memory, sm_86 has 101376"),
+                          (many, "registers for 65536 threads")):  # fmt: skip
+        changed = replace(plan, launches=(launch, *plan.launches[1:]))
+        source = Simulation(spec, plan, "sm_86").source
+        problems = Simulation(spec, changed, "sm_86", source).limit_problems
+        assert words in " ".join(problems)

@@ -27,7 +27,8 @@ from kgen.reference import (
     oracle,
     parameter_shapes,
 )
-from kgen.verify import ATOL, CASES, RTOL, CaseResult, Report, verify
+from kgen.verdict import ATOL, CASES, RTOL, CaseResult, Report
+from kgen.verify import verify
 
 FACTORS = ("scale", "group_norm.weight")
 
@@ -599,5 +600,5 @@ def test_verify_says_why_it_cannot_run_here(spec):
         pytest.skip("a CUDA device is there")
     with pytest.raises(UsageError, match="cannot verify: no CUDA device"):
         verify(spec)
-    with pytest.raises(UsageError, match="not supported yet; only cuda"):
-        verify(spec, device="simulator")
+    with pytest.raises(UsageError, match="unknown device 'tpu'; legal are cuda and simulator"):
+        verify(spec, device="tpu")

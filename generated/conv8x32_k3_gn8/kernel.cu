@@ -110,7 +110,7 @@ constexpr int kGroupPartials = kGroupChannels / kUnit * kTiles;
 constexpr int kWorkspace = kUnits * kTiles + (kSeparateReduce ? kNumGroups : 0);
 
 // The kernel that normalises: kNormThreads threads, each with kNormVectors vectors in flight.
-constexpr int kNormThreads = 256, kNormVectors = 8;
+constexpr int kNormThreads = 128, kNormVectors = 8;
 constexpr int kSegment = kNormThreads * kNormVectors * kVec;  // elements of a block
 constexpr int kSegments = (kPlane + kSegment - 1) / kSegment;  // of one plane
 
@@ -138,12 +138,12 @@ template <int kVec>
 __device__ __forceinline__ void store_vector(float* address, const float (&value)[kVec]) {
   static_assert(kVec == 1 || kVec == 2 || kVec == 4, "a vector holds 1, 2 or 4 floats");
   if constexpr (kVec == 4) {
-    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+    asm volatile("st.global.v4.f32 [%0], { %1, %2, %3, %4 };" ::"l"(
                      __cvta_generic_to_global(address)),
                  "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3])
                  : "memory");
   } else if constexpr (kVec == 2) {
-    asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(address)),
+    asm volatile("st.global.v2.f32 [%0], { %1, %2 };" ::"l"(__cvta_generic_to_global(address)),
                  "f"(value[0]), "f"(value[1])
                  : "memory");
   } else {

@@ -22,7 +22,7 @@ from kgen.simulator.ptx import PtxError
 from kgen.simulator.reduce import MAX_BATCH, describe, reduced
 from kgen.simulator.simulate import Outcome, Simulation
 from kgen.spec import Spec, load_spec
-from kgen.verify import ATOL, CASES, RTOL, CaseResult, Report
+from kgen.verdict import ATOL, CASES, RTOL, CaseResult, Report
 
 
 class SimulatedCandidate:
@@ -79,7 +79,7 @@ def _jobs(
         spec, text = spec_of(package), package.block.source
         plan = make_plan(spec)
         return spec, lambda target: _Job(spec, plan, 1, text)
-    spec = source if isinstance(source, Spec) else load_spec(source)  # type: ignore[arg-type]
+    spec = source if isinstance(source, Spec) else load_spec(source)
     if full:
         plan = make_plan(spec)
         return spec, lambda target: _Job(spec, plan, plan.g.N or MAX_BATCH, None)

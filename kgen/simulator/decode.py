@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kgen.simulator import collectives, tensor, transfers
+from kgen.simulator import bulk, collectives, mbarriers, ordering, tensor, transfers
 from kgen.simulator.ops import decode as decode_arithmetic
 from kgen.simulator.ptx import (
     Address,
@@ -54,6 +54,11 @@ class Decoded:
     control: Control | None
     category: str
 
+    @property
+    def together(self) -> bool:
+        """Whether whole warps execute it."""
+        return self.category in ("collective", "barrier", "tensor core")
+
 
 def decode_kernel(kernel: Kernel) -> list[Decoded]:
     """Decode every instruction of a kernel. Raises: PtxError with the PTX line."""
@@ -81,6 +86,12 @@ class _Decoder:
             return Decoded(instruction, None, Control("exit"), "control")
         if op[0] in ("bar", "barrier") and op[1] in ("sync", "arrive", "cta"):
             return Decoded(instruction, None, self._barrier(op, operands), "barrier")
+        if op[0] == "mbarrier":
+            return Decoded(instruction, mbarriers.decode(self, instruction), None, "mbarrier")
+        if op[:3] == ("cp", "async", "bulk"):
+            return Decoded(instruction, bulk.decode(self, instruction), None, "asynchronous copy")
+        if op[0] in ordering.OPCODES:
+            return Decoded(instruction, ordering.decode(instruction), None, "fence")
         if op[0] in transfers.OPCODES:
             step, category = transfers.decode(self, instruction)
             return Decoded(instruction, step, None, category)
@@ -89,7 +100,7 @@ class _Decoder:
             return Decoded(instruction, step, None, category)
         if op[0] in collectives.OPCODES:
             return Decoded(instruction, collectives.decode(self, instruction), None, "collective")
-        if op[0] in ("fence", "membar", "nanosleep", "setmaxnreg", "griddepcontrol"):
+        if op[0] in ("nanosleep", "setmaxnreg", "griddepcontrol"):
             return Decoded(instruction, lambda resident, active: None, None, "fence")
         return Decoded(instruction, self._arithmetic(instruction), None, _category(op))
 
@@ -224,9 +235,10 @@ class _Decoder:
         """A function that stores typed values of the active threads."""
         if not isinstance(operand, Register):
             raise PtxError(f"cannot store to {operand}")
-        name, width = operand.name, self.width(operand.name)
+        name = operand.name
         if name == "_":
             return lambda resident, active, value: None
+        width = self.width(name)
         if width == 1 or kind == "pred":
             return lambda resident, active, value: resident.write(name, active, raw(value))
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from kgen.simulator.decode import Decoded, decode_kernel
 from kgen.simulator.memory import Allocation, GlobalMemory
+from kgen.simulator.ordering import Publications
 from kgen.simulator.ptx import Kernel, Module, parse
 from kgen.simulator.watch import Findings, Shadow
 
@@ -64,12 +65,20 @@ class Device:
         }
 
     def launch(
-        self, kernel: str, blocks: int, threads: int, smem_bytes: int, arguments: list[int]
+        self,
+        kernel: str,
+        blocks: int,
+        threads: int,
+        smem_bytes: int,
+        arguments: list[int],
+        *,
+        cooperative: bool = False,
     ) -> None:
         """Run a kernel over a one-dimensional grid.
 
-        arguments: values of its parameters, addresses as numbers. Findings and counts are added to
-        the device's. Raises: SimulationError, PtxError.
+        arguments: values of its parameters, addresses as numbers. cooperative: all blocks run at
+        the same time, so that they can wait for each other. Findings and counts are added to the
+        device's. Raises: SimulationError, PtxError.
         """
         if kernel not in self.module.kernels:
             raise SimulationError(f"no kernel {kernel} in the module")
@@ -87,7 +96,7 @@ class Device:
         from kgen.simulator.machine import Resident
 
         launch = Launch(self, code, self._decoded[kernel], blocks, threads, smem_bytes, arguments)
-        step = max(1, self.options.resident_threads // threads)
+        step = blocks if cooperative else max(1, self.options.resident_threads // threads)
         with np.errstate(all="ignore"):
             for first in range(0, blocks, step):
                 try:
@@ -128,4 +137,9 @@ class Launch:
             end += one.size
         self.shared_size = end + smem_bytes
         self.shadows: dict[str, Shadow] = {}
+        self.published, self.time = Publications(), 1  # order between blocks
+        names = {one.instruction.op[0] for one in code}
+        counted = any(one.control is not None and one.control.count is not None for one in code)
+        self.bulk = any(one.instruction.op[:3] == ("cp", "async", "bulk") for one in code)
+        self.fine = self.bulk or counted or "mbarrier" in names  # warps synchronise unevenly
         self.write_counts: dict[str, Any] = {}

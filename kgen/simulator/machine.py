@@ -2,8 +2,8 @@
 
 The blocks that run together are a `Resident`. Its threads are numbered through: block by block,
 thread by thread. All threads at the same program counter execute together; where they differ, the
-lowest counter runs first, which brings them together again behind loops and branches. A group that
-loops for long while others could run lets them pass, so that waiting for another block ends.
+lowest counter runs first, which brings them together again behind loops and branches. `schedule`
+lets others pass groups that wait for them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from typing import Any
 import numpy as np
 
 from kgen.simulator.access import Place
+from kgen.simulator.bulk import Bulk
+from kgen.simulator.clocks import Clocks
 from kgen.simulator.copies import AsyncCopies
 from kgen.simulator.decode import Control, Decoded
 from kgen.simulator.device import Launch, SimulationError
+from kgen.simulator.meeting import Meeting
 from kgen.simulator.memory import SharedMemory
+from kgen.simulator.ordering import Order
 from kgen.simulator.ptx import PtxError
-from kgen.simulator.watch import Accessors, Clocks, Shadow
+from kgen.simulator.schedule import Schedule, incomplete
+from kgen.simulator.watch import Accessors, Shadow
 
 Active = Any
-_PATIENCE = 512  # backward branches of one group before others that could run get their turn
-_GIVE_UP = 100_000  # backward branches in a row after which a launch counts as hung
 
 
 class Resident:
@@ -37,18 +40,23 @@ class Resident:
         self.threads_per_block = launch.threads
         self.size = blocks * launch.threads
         self.shared = SharedMemory(blocks, launch.shared_size)
-        self.clocks = Clocks(blocks, launch.threads // 32)
-        self.copies = AsyncCopies()
+        warps = launch.threads // 32
+        self.clocks = Clocks(blocks, warps, first_block, launch.blocks, launch.time)
+        self.copies, self.bulk, self.order = AsyncCopies(), Bulk(), Order(self)
+        # What waiting loops look at: strong reads and failed waits; and what may end them.
+        self.polls = self.changes = 0
         self._registers: dict[str, Any] = {}
         self._everyone = np.arange(self.size)
         self._block = self._everyone // launch.threads
-        self._exited = np.zeros(self.size, dtype=bool)
-        self._barrier = np.full(self.size, -1)  # which barrier a thread waits at
-        self._resume = np.zeros(self.size, dtype=np.int64)
-        self._arrived: dict[int, list[Any]] = {}  # barrier -> arrays of threads that only arrived
+        self.exited = np.zeros(self.size, dtype=bool)
+        self._meeting, self._schedule = Meeting(self), Schedule(self)
         self._ready: dict[int, Active] = {0: None}
         self._now: Decoded = launch.code[0]
-        self.shared_shadow = Shadow(len(self.shared.words)) if self.options.checks else None
+        self.shared_shadow: Shadow | None = None
+        if self.options.checks:
+            self.shared_shadow = Shadow(len(self.shared.words), warps if launch.fine else 0)
+            if launch.bulk:
+                self.shared_shadow.watch_bulk()
         self._traced = self._trace_index()
 
     # ---- What steps use -----------------------------------------------------------------------
@@ -182,35 +190,37 @@ class Resident:
 
     def run(self) -> None:
         """Run all resident blocks to their end. Raises: SimulationError."""
-        backward, patience = 0, _PATIENCE
+        schedule = self._schedule
         while True:
             if not self._ready:
-                if self._exited.all():
-                    return
-                raise SimulationError(f"{self.launch.kernel.name}: deadlock: {self._where()}")
-            if backward > _GIVE_UP:
-                raise SimulationError(f"{self.launch.kernel.name}: no progress: {self._where()}")
-            order = sorted(self._ready)
-            start = order[-1] if backward > patience and len(order) > 1 else order[0]
-            if start != order[0]:
-                patience = backward + _PATIENCE
-            others = [one for one in order if one != start]
+                if self.exited.all():
+                    break
+                raise SimulationError(f"{self.launch.kernel.name}: deadlock: {self.where()}")
+            start = schedule.choose(self._ready)
             active = self._ready.pop(start)
-            stop = min((one for one in others if one > start), default=len(self.launch.code))
-            went_back = self._execute(start, active, stop)
-            backward = backward + 1 if went_back else 0
-            if not went_back:
-                patience = _PATIENCE
+            schedule.arrive(start)
+            stop = min((one for one in self._ready if one > start), default=len(self.launch.code))
+            polls, changes = self.polls, self.changes
+            target = self._execute(start, active, stop)
+            schedule.ran(target, looked=self.polls > polls, changed=self.changes > changes)
+        if self.options.checks:
+            self.bulk.finish(self)
+        self.launch.time = self.clocks.now
 
-    def _execute(self, pc: int, active: Active, stop: int) -> bool:
+    def _execute(self, pc: int, active: Active, stop: int) -> int:
         """Run a group from `pc` until it splits, waits, ends or reaches `stop`.
 
-        Returns whether it ended with a backward branch.
+        Returns where it ended with a backward branch, -1 otherwise.
         """
-        code, tally = self.launch.code, self.counts.add
+        code, tally, start = self.launch.code, self.counts.add, pc
         here = self.size if active is None else len(active)
         while pc < stop:
             now = self._now = code[pc]
+            if now.together and (self._schedule.spins or self._schedule.forced):
+                active = self._whole_warps(pc, active, forced=self._schedule.forced and pc == start)
+                if active is not None and not len(active):
+                    return -1
+                here = self.size if active is None else len(active)
             predicate = now.instruction.predicate
             if now.step is not None:
                 chosen, count = active, here
@@ -232,11 +242,24 @@ class Resident:
                 return self._control(now.control, pc, active)
             if count:
                 kept = np.setdiff1d(self.threads(active), chosen, assume_unique=True)
-                self._add(pc + 1, kept)
+                self.make_ready(pc + 1, kept)
                 return self._control(now.control, pc, chosen)
             pc += 1
-        self._add(pc, active)
-        return False
+        self.make_ready(pc, active)
+        return -1
+
+    def _whole_warps(self, pc: int, active: Active, *, forced: bool) -> Active:
+        """The threads whose whole warp is here; the others wait for lanes that spin.
+
+        forced: those lanes will not come, so that warps of which none is whole go on as they are.
+        """
+        threads = self.threads(active)
+        torn = incomplete(self, threads)
+        if not torn.any() or (forced and torn.all()):
+            return active
+        self.make_ready(pc, threads[torn])
+        self._schedule.park(pc)
+        return threads[~torn]
 
     def _guarded(self, predicate: Any, active: Active, here: int) -> tuple[Active, int]:
         """The active threads whose predicate holds, and how many they are."""
@@ -250,21 +273,26 @@ class Resident:
             return active, here
         return (self.threads(active)[values] if count else active), count
 
-    def _control(self, control: Control, pc: int, active: Active) -> bool:
+    def _control(self, control: Control, pc: int, active: Active) -> int:
         if control.kind == "branch":
-            self._add(control.target, active)
-            return control.target <= pc
+            self.make_ready(control.target, active)
+            return control.target if control.target <= pc else -1
         if control.kind == "exit":
-            self._exited[self.threads(active)] = True
-            return False
-        self._meet(control, pc, active)
-        return False
+            self._exit(active)
+            return -1
+        self._meeting.meet(control, pc, active)
+        return -1
 
-    def _add(self, pc: int, active: Active) -> None:
+    def _exit(self, active: Active) -> None:
+        self.exited[self.threads(active)] = True
+        self.changes += 1
+
+    def make_ready(self, pc: int, active: Active) -> None:
         """Make a group ready at `pc`, merged with one that is already there."""
         if pc >= len(self.launch.code):
-            self._exited[self.threads(active)] = True
+            self._exit(active)
             return
+        self._schedule.arrive(pc)
         if pc in self._ready:
             both = np.concatenate([self.threads(self._ready[pc]), self.threads(active)])
             active = np.sort(both)
@@ -272,73 +300,18 @@ class Resident:
             active = None
         self._ready[pc] = active
 
-    def _meet(self, control: Control, pc: int, active: Active) -> None:
-        """A barrier: wait, or only arrive; release the blocks in which all are there."""
-        assert control.barrier is not None
-        numbers = np.unique(control.barrier(self, active))
-        if len(numbers) != 1:
-            raise SimulationError("a barrier whose number differs between threads")
-        number, threads = int(numbers[0]), self.threads(active)
-        self._report_divergence(threads)
-        if control.kind == "arrive":
-            self._arrived.setdefault(number, []).append(threads)
-            self._add(pc + 1, active)
-        else:
-            self._barrier[threads] = number
-            self._resume[threads] = pc + 1
-        expected = self._expected(control, active)
-        waiting = self._everyone[self._barrier == number]
-        arrived = np.concatenate([np.empty(0, dtype=np.int64), *self._arrived.get(number, [])])
-        present = np.bincount(self._block[waiting], minlength=self.blocks)
-        present += np.bincount(self._block[arrived], minlength=self.blocks)
-        for block in np.flatnonzero((present >= expected) & (present > 0)):
-            released = waiting[self._block[waiting] == block]
-            came = arrived[self._block[arrived] == block]
-            self.clocks.join(np.unique(released // 32), np.unique(came // 32))
-            self._barrier[released] = -1
-            for resume in np.unique(self._resume[released]):
-                self._add(int(resume), released[self._resume[released] == resume])
-            if len(came):
-                rest = arrived[self._block[arrived] != block]
-                self._arrived[number] = [rest]
-                arrived = rest
-
-    def _expected(self, control: Control, active: Active) -> Any:
-        if control.count is not None:
-            return int(np.max(control.count(self, active)))
-        return np.bincount(self._block[~self._exited], minlength=self.blocks)
-
-    def _report_divergence(self, threads: Any) -> None:
-        """A barrier needs whole warps, and every thread of its block to come."""
-        lanes = np.bincount(threads // 32, minlength=self.size // 32)
-        live = np.bincount(self._everyone[~self._exited] // 32, minlength=self.size // 32)
-        torn = (lanes > 0) & (lanes < live)
-        if torn.any():
-            warp = int(np.argmax(torn))
-            detail = f"{lanes[warp]} of {live[warp]} threads of a warp"
-            self.report("divergent barrier", warp * 32, detail)
-        gone = np.bincount(self._block[self._exited], minlength=self.blocks)
-        block = int(self._block[threads[0]])
-        if gone[block]:
-            detail = f"{gone[block]} threads of the block have exited"
-            self.report("divergent barrier", threads[0], detail)
-
-    def _where(self) -> str:
+    def where(self) -> str:
         """Where each block waits or spins, the first few."""
+        places = [(pc, "", self.threads(active)) for pc, active in sorted(self._ready.items())]
+        places += [(pc, f"barrier {one}, ", who) for one, pc, who in self._meeting.waiting()]
         parts = []
-        for pc, active in sorted(self._ready.items()):
-            threads = self.threads(active)
+        for pc, what, threads in places:
             line = self.launch.code[pc].instruction.line
             who = self.who(self.launch_thread(int(threads[0])))
-            parts.append(f"{len(threads)} threads (first: {who}) at PTX line {line}")
-        for number in np.unique(self._barrier[self._barrier >= 0]):
-            waiting = self._everyone[self._barrier == number]
-            line = self.launch.code[int(self._resume[waiting[0]]) - 1].instruction.line
-            who = self.who(self.launch_thread(int(waiting[0])))
-            parts.append(
-                f"{len(waiting)} threads (first: {who}) at barrier {number}, PTX line {line}"
-            )
-        return "; ".join(parts[:8])
+            blocks = np.unique(self._block[threads]) + self.first_block
+            of = f"block {blocks[0]}" if len(blocks) == 1 else f"{len(blocks)} blocks"
+            parts.append(f"{len(threads)} threads of {of} (first: {who}) at {what}PTX line {line}")
+        return "; ".join((parts + self.bulk.describe(self))[:8])
 
     # ---- Trace --------------------------------------------------------------------------------
 

@@ -80,11 +80,11 @@ class Publications:
 
     def forget(self, memory: str, words: Any) -> None:
         """Ordinary writes: nothing can be learnt from these words any more."""
-        if len(self._at) > 64 and len(words) > 64:
-            keys = {(memory, int(one)) for one in words} & self._at.keys()
-        else:
-            few = [word for name, word in self._at if name == memory]
-            keys = {(memory, word) for word in few if np.any(words == word)}
+        if not len(words):
+            return
+        low, high = words.min(), words.max()
+        near = [word for name, word in self._at if name == memory and low <= word <= high]
+        keys = [(memory, word) for word in near if (words == word).any()]
         for key in keys:
             del self._at[key]
 

@@ -332,6 +332,8 @@ def _operand(text: str, line: int) -> Operand:
             return Address(None, offset)
         base = Register(match[1]) if match[1].startswith("%") else Symbol(match[1])
         return Address(base, offset)
+    if text == "_":  # a result that nobody wants
+        return Register("_")
     if text.startswith("!%"):
         return Register(text[1:], negated=True)
     if text.startswith("%"):

@@ -93,10 +93,10 @@ class Scopes:
                 scope.registers[name] = f"%{name.lstrip('%')}$s{scope.number}"
             kind = statement.split(None, 2)[1]
             return f".reg {kind} {', '.join(scope.registers[name] for name in names)}"
-        names: dict[str, str] = {}
+        unique: dict[str, str] = {}
         for scope in self._open:
-            names |= scope.registers
-        return _NAME.sub(lambda match: names.get(match[0], match[0]), statement)
+            unique |= scope.registers
+        return _NAME.sub(lambda match: unique.get(match[0], match[0]), statement)
 
 
 def _declared(statement: str) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from kgen.arch import ARCHS
 from kgen.build import compile_kernel
+from kgen.compiler import Build
 from kgen.emit import render
 from kgen.plan import Plan
 from kgen.simulator.device import Device, Options
@@ -44,7 +46,9 @@ class Simulation:
         """
         self.spec, self.plan, self.arch = spec, plan, arch
         self.source = source if source is not None else render(spec, plan)["kernel.cu"]
-        self.ptx = compile_kernel(self.source, arch).ptx
+        build = compile_kernel(self.source, arch)
+        self.ptx = build.ptx
+        self.limit_problems = tuple(_over_limits(plan, arch, build))
 
     def run(
         self,
@@ -80,7 +84,7 @@ class Simulation:
             )
         y = memory["y"]
         findings = device.findings.all()
-        problems = [str(one) for one in findings]
+        problems = [*self.limit_problems, *(str(one) for one in findings)]
         unwritten = int((~y.written).sum())
         if unwritten:
             problems.append(f"{unwritten} output elements were never written")
@@ -93,3 +97,20 @@ class Simulation:
             conflicts=dict(sorted(device.conflicts.items())),
             trace=tuple(device.traced),
         )
+
+
+def _over_limits(plan: Plan, arch: str, build: Build) -> Iterator[str]:
+    """What a launch would be refused for on `arch`: shared memory, registers, threads."""
+    limits, resources = ARCHS[arch], {one.kernel: one for one in build.resources}
+    for launch in plan.launches:
+        kernel = resources[launch.kernel]
+        smem = kernel.smem + launch.smem_bytes
+        if smem > limits.smem_per_block:
+            most = limits.smem_per_block
+            yield f"{launch.kernel}: {smem} bytes of shared memory, {arch} has {most}"
+        registers = -(-kernel.registers // 8) * 8 * launch.threads
+        if registers > limits.registers_per_sm:
+            yield (
+                f"{launch.kernel}: {registers} registers for {launch.threads} threads, an SM of "
+                f"{arch} has {limits.registers_per_sm}"
+            )

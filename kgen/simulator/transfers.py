@@ -26,8 +26,8 @@ OPCODES = ("ld", "ldu", "st", "cp", "atom", "red", "prefetch")
 _SPACES = ("global", "shared", "const", "param", "local")
 # Modifiers that change caching or ordering, not what one thread reads or writes.
 _HINTS = {
-    "nc", "weak", "volatile", "relaxed", "acquire", "release", "acq_rel", "cta", "gpu", "sys", "cluster",
-    "ca", "cg", "cs", "lu", "cv", "wb", "wt",
+    "nc", "weak", "volatile", "relaxed", "acquire", "release", "acq_rel",
+    "cta", "gpu", "sys", "cluster", "ca", "cg", "cs", "lu", "cv", "wb", "wt",
 }  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def _load(decoder: _Decoder, instruction: Instruction) -> Step:
 
         return load_parameter
     address = decoder.address(source)
-    each = TYPE_BYTES[kind]
+    each, strength = TYPE_BYTES[kind], strength_of(instruction.op)
     one_for_all = space in ("global", "const")  # a shared address is another word in each block
 
     def load(resident: Resident, active: Active) -> None:
