@@ -362,3 +362,25 @@ def test_trace_shows_one_threads_instructions():
     text = "\n".join(device.traced)
     assert "mov.u32 %r1, %tid.x -> 0x3" in text.replace("  ", " ").replace("  ", " ")
     assert "0x43" in text  # 1 * 64 + 3
+
+
+def test_local_memory_belongs_to_its_thread():
+    """Written by its number, read back through a generic address; nothing else sees it."""
+    body = f"""{THREAD}mov.u64 %rd4, depot;
+cvta.local.u64 %rd5, %rd4;
+st.local.u32 [%rd4+4], %r4;
+add.s32 %r9, %r4, 7;
+st.u32 [%rd5+8], %r9;
+bar.sync 0;
+ld.u32 %r7, [%rd5+4];
+ld.local.u32 %r8, [%rd4+8];
+sub.s32 %r6, %r8, %r7;
+shl.b32 %r5, %r6, 16;
+add.s32 %r10, %r5, %r7;
+{STORE}"""
+    text = ptx(body, registers=".local .align 4 .b8 depot[16];\n")
+    out, device = run(text)
+    np.testing.assert_array_equal(out, (7 << 16) + np.arange(128))
+    assert not device.findings
+    assert kinds(run(text.replace("[%rd4+8]", "[%rd4+12]"))[1]) == ["uninitialised read"]
+    assert kinds(run(text.replace("[%rd5+8]", "[%rd5+16]"))[1])[0] == "out of bounds"

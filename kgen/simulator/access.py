@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kgen.simulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Allocation
+from kgen.simulator.memory import LOCAL_WINDOW, SHARED_WINDOW, Allocation, DividedMemory
 from kgen.simulator.ptx import PtxError
 
 if TYPE_CHECKING:
     from kgen.simulator.machine import Resident
 
+_WINDOWS = (  # spaces by generic address: name, first byte, end
+    ("global", 0, SHARED_WINDOW),
+    ("shared", SHARED_WINDOW, LOCAL_WINDOW),
+    ("local", LOCAL_WINDOW, 1 << 63),
+)
 SECTOR = 32  # bytes that the memory system moves at least
 
 
@@ -54,22 +59,19 @@ def resolve(
         keep = np.flatnonzero(~odd)
         return _shifted(resolve(resident, threads[keep], space, address[keep], size, what), keep)
     if space == "generic":
-        shared = (address >= SHARED_WINDOW) & (address < LOCAL_WINDOW)
-        if shared.all():
-            return resolve(
-                resident, threads, "shared", address - np.uint64(SHARED_WINDOW), size, what
-            )
-        if not shared.any():
-            return resolve(resident, threads, "global", address, size, what)
         places = []
-        for part, name in ((shared, "shared"), (~shared, "global")):
-            keep = np.flatnonzero(part)
-            window = np.uint64(SHARED_WINDOW if name == "shared" else 0)
-            found = resolve(resident, threads[keep], name, address[keep] - window, size, what)
-            places += _shifted(found, keep)
+        for name, low, high in _WINDOWS:
+            keep = np.flatnonzero((address >= low) & (address < high))
+            if len(keep):
+                inside = address[keep] - np.uint64(low)
+                found = resolve(resident, threads[keep], name, inside, size, what)
+                places += found if len(keep) == len(threads) else _shifted(found, keep)
         return places
     if space == "shared":
-        return _shared(resident, threads, address, size, what)
+        block = threads // resident.threads_per_block
+        return _divided(resident, resident.shared, "shared", block, threads, address, size, what)
+    if space == "local":
+        return _divided(resident, resident.local, "local", threads, threads, address, size, what)
     if space in ("global", "const"):
         return _global(resident, threads, address, size, what)
     raise PtxError(f"memory space {space} is not supported")
@@ -81,19 +83,27 @@ def _shifted(places: list[Place], keep: Any) -> list[Place]:
     return places
 
 
-def _shared(resident: Resident, threads: Any, address: Any, size: int, what: str) -> list[Place]:
-    memory = resident.shared
+def _divided(
+    resident: Resident,
+    memory: DividedMemory,
+    space: str,
+    owner: Any,
+    threads: Any,
+    address: Any,
+    size: int,
+    what: str,
+) -> list[Place]:
+    """The place in memory of which each owner, a block or a thread, has a part of its own."""
     outside = address + np.uint64(size) > np.uint64(memory.size)
     kept = None
     if outside.any():
         first = int(np.argmax(outside))
-        detail = f"{what} of {size} bytes at shared address {int(address[first])} of {memory.size}"
-        resident.report("out of bounds", threads[first], detail)
+        where = f"{space} address {int(address[first])} of {memory.size}"
+        resident.report("out of bounds", threads[first], f"{what} of {size} bytes at {where}")
         kept = np.flatnonzero(~outside)
-        threads, address = threads[kept], address[kept]
-    block = threads // resident.threads_per_block
-    offset = address.astype(np.int64) + block * (4 * memory.stride)
-    return [Place("shared", memory.words, memory.written, offset, threads, kept)]
+        threads, address, owner = threads[kept], address[kept], owner[kept]
+    offset = address.astype(np.int64) + owner * (4 * memory.stride)
+    return [Place(space, memory.words, memory.written, offset, threads, kept)]
 
 
 def _global(resident: Resident, threads: Any, address: Any, size: int, what: str) -> list[Place]:

@@ -10,7 +10,7 @@ import numpy as np
 from kgen.simulator.decode import Decoded, decode_kernel
 from kgen.simulator.memory import Allocation, GlobalMemory
 from kgen.simulator.ordering import Publications
-from kgen.simulator.ptx import Kernel, Module, parse
+from kgen.simulator.ptx import Kernel, Module, Variable, parse
 from kgen.simulator.watch import Findings, Shadow
 
 
@@ -127,15 +127,10 @@ class Launch:
             name: int(value).to_bytes(size, "little")
             for (name, _, size), value in zip(kernel.parameters, arguments, strict=True)
         }
-        self.shared_offsets: dict[str, int] = {}
-        end = 0
         variables = [*kernel.variables.values(), *device.module.variables.values()]
-        shared = [one for one in variables if one.space == "shared"]
-        for one in sorted(shared, key=lambda variable: variable.dynamic):
-            end = -(-end // one.align) * one.align
-            self.shared_offsets[one.name] = end
-            end += one.size
-        self.shared_size = end + smem_bytes
+        self.offsets: dict[str, int] = {}  # of shared and local variables, in their memory
+        self.shared_size = self._lay_out(variables, "shared") + smem_bytes
+        self.local_size = self._lay_out(variables, "local")
         self.shadows: dict[str, Shadow] = {}
         self.published, self.time = Publications(), 1  # order between blocks
         names = {one.instruction.op[0] for one in code}
@@ -143,3 +138,13 @@ class Launch:
         self.bulk = any(one.instruction.op[:3] == ("cp", "async", "bulk") for one in code)
         self.fine = self.bulk or counted or "mbarrier" in names  # warps synchronise unevenly
         self.write_counts: dict[str, Any] = {}
+
+    def _lay_out(self, variables: list[Variable], space: str) -> int:
+        """Give each variable of a space its offset, dynamic ones last; the bytes they take."""
+        end = 0
+        mine = [one for one in variables if one.space == space]
+        for one in sorted(mine, key=lambda variable: variable.dynamic):
+            end = -(-end // one.align) * one.align
+            self.offsets[one.name] = end
+            end += one.size
+        return end

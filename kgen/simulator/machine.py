@@ -19,7 +19,7 @@ from kgen.simulator.copies import AsyncCopies
 from kgen.simulator.decode import Control, Decoded
 from kgen.simulator.device import Launch, SimulationError
 from kgen.simulator.meeting import Meeting
-from kgen.simulator.memory import SharedMemory
+from kgen.simulator.memory import DividedMemory
 from kgen.simulator.ordering import Order
 from kgen.simulator.ptx import PtxError
 from kgen.simulator.schedule import Schedule, incomplete
@@ -39,7 +39,8 @@ class Resident:
         self.first_block, self.blocks = first_block, blocks
         self.threads_per_block = launch.threads
         self.size = blocks * launch.threads
-        self.shared = SharedMemory(blocks, launch.shared_size)
+        self.shared = DividedMemory(blocks, launch.shared_size)
+        self.local = DividedMemory(self.size, launch.local_size)
         warps = launch.threads // 32
         self.clocks = Clocks(blocks, warps, first_block, launch.blocks, launch.time)
         self.copies, self.bulk, self.order = AsyncCopies(), Bulk(), Order(self)
@@ -117,9 +118,9 @@ class Resident:
         raise PtxError(f"special register {name} is not supported")
 
     def address_of(self, symbol: str) -> Any:
-        """The address of a variable: in its block for shared memory, global otherwise."""
-        if symbol in self.launch.shared_offsets:
-            return np.array([self.launch.shared_offsets[symbol]], dtype=np.uint64)
+        """The address of a variable: in its block or thread for shared and local memory."""
+        if symbol in self.launch.offsets:
+            return np.array([self.launch.offsets[symbol]], dtype=np.uint64)
         if symbol in self.device.symbols:
             return np.array([self.device.symbols[symbol].base], dtype=np.uint64)
         raise PtxError(f"unknown symbol {symbol}")

@@ -1,4 +1,4 @@
-"""Memory of the simulated device: global allocations, and shared memory of the resident blocks.
+"""Memory of the simulated device: global allocations, shared memory of blocks, local of threads.
 
 Addresses are 64-bit numbers. Global allocations lie far apart, so that a wrong index hits nothing;
 shared addresses count from 0 in each block, and from SHARED_WINDOW where they are generic.
@@ -64,12 +64,12 @@ class GlobalMemory:
         return None
 
 
-class SharedMemory:
-    """Shared memory of `blocks` resident blocks, `size` bytes each, in one array of words."""
+class DividedMemory:
+    """Memory of which each owner has `size` bytes: shared memory of blocks, local of threads."""
 
-    def __init__(self, blocks: int, size: int) -> None:
+    def __init__(self, owners: int, size: int) -> None:
         self.size = size
-        self.stride = -(-max(size, 4) // 16) * 4  # words between blocks
-        self.words = np.full(blocks * self.stride, 0x7FC5A5A5, dtype=np.uint32)
-        self.written = np.zeros(blocks * self.stride, dtype=np.bool_)
-        self.in_flight = np.zeros(blocks * self.stride, dtype=np.bool_)
+        self.stride = -(-size // 16) * 4  # words between owners
+        self.words = np.full(owners * self.stride, 0x7FC5A5A5, dtype=np.uint32)
+        self.written = np.zeros(owners * self.stride, dtype=np.bool_)
+        self.in_flight = np.zeros(owners * self.stride, dtype=np.bool_)

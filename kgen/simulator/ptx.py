@@ -155,7 +155,7 @@ class _Parser:
                 while number <= len(self._lines) and self._lines[number - 1].strip() != "}":
                     number += 1
                 continue
-            if line.startswith(".loc"):
+            if line.split()[0] == ".loc":
                 source_line = int(line.split()[2])
                 continue
             if not pending:
