@@ -14,8 +14,9 @@ from typing import Any
 
 from kgen.arch import ARCHS
 from kgen.compiler import Build, CacheError, CompileError, compile_source
+from kgen.constraints import check
 from kgen.emit import render, write
-from kgen.errors import BuildError, UsageError
+from kgen.errors import BuildError, SpecError, UsageError
 from kgen.spec import Spec
 from kgen.version import __version__
 
@@ -26,8 +27,13 @@ def build(
     """Emit a package and put a cubin for each architecture beside it; returns its folder.
 
     Cubins that an earlier build of the same source left there stay. With a cubin for its GPU a
-    package needs no compiler. Raises: BuildError, UsageError.
+    package needs no compiler. Raises: SpecError if the plan does not fit an architecture,
+    BuildError, UsageError.
     """
+    for arch in map(normalise_arch, archs):
+        issues = check(spec.model_copy(update={"targets": (spec.targets[0], arch)}))
+        if issues and arch != spec.targets[0]:
+            raise SpecError(f"{spec.name} for {arch}", issues)
     text = render(spec)
     builds = [compile_kernel(text["kernel.cu"], arch) for arch in archs]
     folder = Path(output) / spec.name
@@ -48,9 +54,12 @@ def compile_kernel(source: str, arch: str) -> Build:
 
 def normalise_arch(text: str) -> str:
     """`90a`, `sm_90a` or `9.0a` as `sm_90a`. Raises: UsageError for one kgen does not know."""
-    name = "sm_" + re.sub(r"^sm_?|\.", "", text.strip().lower())
+    match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)([a-z]?)", text.strip().lower())
+    name = f"sm_{match[1]}{match[2]}{match[3]}" if match else text
     if name not in ARCHS:
-        raise UsageError(f"unknown architecture {text!r}; kgen compiles for {', '.join(ARCHS)}")
+        near = f"did you mean {name}a? " if f"{name}a" in ARCHS else ""
+        known = ", ".join(ARCHS)
+        raise UsageError(f"unknown architecture {text!r}; {near}kgen compiles for {known}")
     return name
 
 

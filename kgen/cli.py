@@ -129,7 +129,8 @@ def emit(
     a device is there to verify on.
     """
     chosen = [option for option, on in (("--check", check), ("--stdout", to_stdout),
-                                        ("--render-only", render_only)) if on]  # fmt: skip
+                                        ("--render-only", render_only),
+                                        ("--no-verify", no_verify)) if on]  # fmt: skip
     if len(chosen) > 1:
         raise UsageError(f"{' and '.join(chosen)} exclude each other")
     if force and (check or to_stdout):
@@ -146,12 +147,14 @@ def emit(
         _check_stale(loaded, output, as_json)
         return
     results = []
-    for path, spec in loaded:
-        results.append(
-            emit_step_by_step(path, spec, output, render_only, no_verify, force, as_json)
-        )
-    if as_json:
-        click.echo(json.dumps(results, indent=2))
+    try:
+        for path, spec in loaded:
+            results.append(
+                emit_step_by_step(path, spec, output, render_only, no_verify, force, as_json)
+            )
+    finally:  # what was written before a spec failed is told too
+        if as_json:
+            click.echo(json.dumps(results, indent=2))
 
 
 def _check_stale(loaded: list[tuple[Path, Spec]], output: Path, as_json: bool) -> None:

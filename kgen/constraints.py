@@ -10,14 +10,16 @@ import keyword
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import isqrt
 
 from kgen.arch import ARCHS, REGISTERS_PER_THREAD
 from kgen.errors import Issue
 from kgen.geometry import geometry
 from kgen.names import CPP_KEYWORDS, MAX_NAME, MODULE_ATTRIBUTES, YAML_WORDS
 from kgen.ops import OPS
-from kgen.plan import HYBRID_VALUES, fold, hybrid_smem, hybrid_threads, make_plan
+from kgen.plan import make_plan
 from kgen.spec import INT_MAX, GroupNorm, Spec
+from kgen.strategy import choose_strategy, hybrid_misfit
 from kgen.tiling import TILE_KNOBS, Tile, complete, fits_registers, round_up, with_stage
 
 Rule = Callable[[Spec], Iterator[Issue]]
@@ -59,7 +61,8 @@ def check(spec: Spec, skip: frozenset[str] = frozenset()) -> list[Issue]:
 
 def divisors(value: int) -> list[int]:
     """Divisors of `value`, ascending."""
-    return [number for number in range(1, value + 1) if value % number == 0]
+    small = [number for number in range(1, isqrt(value) + 1) if value % number == 0]
+    return sorted({*small, *(value // number for number in small)})
 
 
 def nearest(value: int, legal: list[int]) -> int:
@@ -77,8 +80,8 @@ def name_problem(name: str) -> str:
         return "is a keyword of C++, CUDA or Python"
     if name.lower() in YAML_WORDS:
         return "is a boolean or empty to other YAML readers"
-    if "__" in name:
-        return "must not hold two underscores in a row (reserved in C++)"
+    if "__" in name or name.endswith("_"):
+        return "must not end in an underscore or hold two in a row (reserved in C++)"
     return ""
 
 
@@ -147,7 +150,7 @@ def _groups(spec: Spec) -> Iterator[Issue]:
             continue
         path = f"chain[{index}].group_norm"
         if step.num_groups < 1 or channels % step.num_groups:
-            legal = divisors(channels) if channels <= 1 << 16 else [1]
+            legal = divisors(channels)
             near = nearest(step.num_groups, legal)
             listed = ", ".join(map(str, legal)) if len(legal) <= 24 else f"a divisor, e.g. {near}"
             yield Issue(
@@ -225,41 +228,24 @@ def _schedule_keys(spec: Spec) -> Iterator[Issue]:
 
 
 @_reads("*")
-def _hybrid_limits(spec: Spec) -> Iterator[Issue]:
-    if spec.schedule.strategy != "hybrid":
-        return
+def _fits(spec: Spec) -> Iterator[Issue]:
+    """The strategy that the spec names, or that its plan would choose, fits every target."""
     g = geometry(spec.problem)
-    group = g.y_elements // spec.norm.num_groups
-    vec = next(width for width in (4, 2, 1) if g.P * g.Q % width == 0)
-    channels = g.C_out // spec.norm.num_groups
-    threads = spec.schedule.threads or hybrid_threads(g, channels, vec)
-    if group + threads * HYBRID_VALUES > INT_MAX:
-        message = f"a group has {group} elements, hybrid indexes at most {INT_MAX}"
-        yield Issue("schedule.strategy", message, "two_kernel has no such limit")
-    smem = hybrid_smem(channels, len(fold(spec)[0]))
-    for target in spec.targets:
-        limit = ARCHS[target].smem_per_block
-        if smem > limit:
-            message = f"a block needs {smem} bytes of shared memory, {target} has {limit}"
-            yield Issue("chain", message, "use more groups, or strategy two_kernel")
-
-
-@_reads("*")
-def _tile(spec: Spec) -> Iterator[Issue]:
-    schedule = spec.schedule
-    if schedule.strategy == "hybrid":
+    strategy = choose_strategy(spec, g, ARCHS[spec.targets[0]])[0]
+    if strategy == "hybrid":
+        misfit = hybrid_misfit(spec, g)
+        if misfit:
+            yield Issue("schedule.strategy", misfit, "use more groups, or strategy two_kernel")
         return
-    g = geometry(spec.problem)
     channels = g.C_out // spec.norm.num_groups
-    knobs = [key for key in (*TILE_KNOBS, "threads") if getattr(schedule, key) is not None]
-    if schedule.strategy is None and not knobs:
-        return  # free to fall back to hybrid
-    if complete(g, channels, schedule, tuple(ARCHS[target] for target in spec.targets)) is None:
+    archs = tuple(ARCHS[target] for target in spec.targets)
+    if complete(g, channels, spec.schedule, archs) is None:
         yield _why_no_tile(spec, channels)
 
 
 @_reads("*")
 def _grid(spec: Spec) -> Iterator[Issue]:
+    """Every launch has a legal grid, and every index that the kernels keep in 32 bits fits."""
     plan = make_plan(spec)
     for launch in plan.launches:
         blocks = launch.blocks_per_sample * (plan.g.N or 1)
@@ -269,6 +255,17 @@ def _grid(spec: Spec) -> Iterator[Issue]:
             hint = f"at most {most}" if most else "a smaller problem"
             yield Issue("problem.batch", message, hint)
             return
+    if plan.tile is None:
+        return
+    plane = plan.g.P * plan.g.Q + plan.norm_threads * plan.norm_vectors * plan.vec
+    longest = max(plan.g.P + plan.tile.tile_h, plan.g.Q + plan.tile.tile_w)
+    if max(plane, longest) > INT_MAX:
+        message = f"an output plane of {plan.g.P} x {plan.g.Q} cannot be indexed in 32 bits"
+        yield Issue("problem.height", message, "split the problem")
+    elif plan.workspace_per_sample // 2 > INT_MAX:
+        partials = plan.workspace_per_sample // 2
+        message = f"{partials} partial moments of one sample, at most {INT_MAX} can be indexed"
+        yield Issue("schedule.tile_h", message, "a larger tile")
 
 
 def _too_much_smem(tile: Tile, target: str, limit: int) -> Issue:

@@ -117,7 +117,9 @@ def render(spec: Spec, plan: Plan | None = None) -> dict[str, str]:
         },
     }
     manifest = make_manifest(spec, plan)
-    manifest["files"] = {name: _digest(body) for name, body in sorted(text.items())}
+    digests = {name: _digest(body) for name, body in text.items()}
+    digests["manifest.json"] = _digest(_json(manifest))  # of what it says beside the digests
+    manifest["files"] = dict(sorted(digests.items()))
     text["manifest.json"] = _json(manifest) + "\n"
     return dict(sorted(text.items()))
 
@@ -179,7 +181,7 @@ def difference(package: Path, text: dict[str, str]) -> str:
         found = {path.name: path for path in package.iterdir() if not is_beside(path.name)}
     parts = []
     for name in sorted(found.keys() | text.keys()):
-        old = found[name].read_text("utf-8", errors="replace") if name in found else ""
+        old = _content(found[name]) if name in found else ""
         new = text.get(name, "")
         if (name in found) != (name in text) or old != new:
             before = f"{package.name}/{name}" if name in found else "/dev/null"
@@ -199,6 +201,8 @@ def write(package: Path, text: dict[str, str], *, force: bool = False) -> bool:
     since, is left alone unless `force`. Cubins built from the replaced source are dropped.
     Raises: UsageError if it may not or cannot be written; nothing is half-written then.
     """
+    if package.is_symlink():  # what it leads to is replaced, not the link
+        package = package.resolve()
     if package.is_dir() and not difference(package, text):
         return False
     if package.exists() and not force:
@@ -254,12 +258,21 @@ def _foreign(package: Path) -> str:
         digests = dict(manifest["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return "was not written by kgen (no manifest.json with the files' digests)"
-    for name in sorted(names - {"manifest.json"}):
+    del manifest["files"]
+    for name in sorted(names):
         if name not in digests:
             return f"holds {name}, which kgen did not write"
-        if _digest((package / name).read_text("utf-8", errors="replace")) != digests[name]:
+        content = _json(manifest) if name == "manifest.json" else _content(package / name)
+        if _digest(content) != digests[name]:
             return f"{name} was edited since it was emitted"
     return ""
+
+
+def _content(path: Path) -> str:
+    """A file as text, its line ends as they are; a folder's own mark, unlike any emitted text."""
+    if not path.is_file():
+        return f"({path.name} is not a file)\n"
+    return path.read_bytes().decode("utf-8", errors="replace")
 
 
 def _umask() -> int:

@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from kgen.arch import SMEM_RESERVED
-from kgen.plan import Plan, predicted_ms, resident_blocks
+from kgen.plan import Plan, resident_blocks
 from kgen.spec import STRATEGIES, Spec
+from kgen.strategy import predicted_ms
 
 
 def explain(spec: Spec, plan: Plan) -> dict[str, Any]:

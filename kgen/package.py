@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import logging
 import os
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from kgen.compiler import CacheError, cache_dir
+from kgen.compiler import CacheError, cache_dir, locked
 from kgen.constraints import check
 from kgen.emit import render, write
 from kgen.errors import SpecError, UsageError
@@ -29,8 +30,15 @@ def import_package(folder: Path) -> ModuleType:
     Raises: UsageError if it is not an emitted package.
     """
     folder = folder.resolve()
-    if not (folder / "__init__.py").is_file() or not (folder / "manifest.json").is_file():
-        raise UsageError(f"{folder}: is not an emitted package (no __init__.py, manifest.json)")
+    for name in ("__init__.py", "manifest.json", "kernel.cu"):
+        if not (folder / name).is_file():
+            raise UsageError(f"{folder}: is not an emitted package (no {name})")
+    try:
+        json.loads((folder / "manifest.json").read_text("utf-8"))["spec"]["problem"]
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(
+            f"{folder / 'manifest.json'}: is damaged; emit the package again"
+        ) from None
     content = hashlib.sha256(str(folder).encode())
     for path in [*sorted(folder.glob("*.py")), folder / "kernel.cu", folder / "manifest.json"]:
         content.update(path.read_bytes())
@@ -58,13 +66,15 @@ def package_of(spec: Spec) -> ModuleType:
     text = render(spec)
     content = hashlib.sha256("".join(text.values()).encode()).hexdigest()[:16]
     try:
-        folder = cache_dir() / "package" / content / spec.name
+        root = cache_dir()
+        folder = root / "package" / content / spec.name
+        with locked(root / "locks" / f"package-{content}.lock"):  # others may want it too
+            if not write(folder, text, force=True):
+                with suppress(OSError):
+                    os.utime(folder.parent)  # `kgen cache gc` goes by it
+            return import_package(folder)
     except CacheError as error:
         raise UsageError(str(error)) from None
-    if not write(folder, text, force=True):
-        with suppress(OSError):  # a read-only cache still serves
-            os.utime(folder.parent)  # `kgen cache gc` goes by it
-    return import_package(folder)
 
 
 def load(
@@ -148,6 +158,8 @@ def _regenerating(package: Any) -> Any:
 
     def package_for(x: Any) -> Any:
         N, _, H, W = x.shape
+        if N == 0 and (spec.problem.height, spec.problem.width) == (H, W):
+            return package
         for batch in (N, "dynamic"):
             if (batch, H, W) in packages:
                 return packages[batch, H, W]

@@ -5,40 +5,30 @@ The Plan is the only thing a template sees. Sizes are in elements unless a name 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kgen.arch import ARCHS, SMEM_RESERVED, Arch
+from kgen.chain import Coefficient, Step, fold, pointer_name
 from kgen.geometry import Geometry, geometry
 from kgen.ops import OPS
 from kgen.spec import Spec
-from kgen.tiling import TILE_KNOBS, Tile, complete
+from kgen.strategy import (
+    HYBRID_VALUES,
+    choose_strategy,
+    hybrid_smem,
+    hybrid_threads,
+    planned_archs,
+    vector_width,
+)
+from kgen.tiling import Tile, complete
 from kgen.version import __version__
 
 NORM_THREADS = 128
 NORM_VECTORS = 8  # vector loads that a thread of the normalise kernel keeps in flight
-HYBRID_THREADS = 512
-HYBRID_VALUES = 32  # values a thread of the hybrid kernel reads before it merges their moments
 # More partial moments than this for one (sample, group) are reduced once, by their own launch,
 # instead of by every block that normalises.
 INLINE_PARTIALS = 1024
-
-
-@dataclass(frozen=True)
-class Coefficient:
-    """A per-channel factor or shift of the chain: its parameters combined once per channel."""
-
-    name: str
-    terms: tuple[str, ...]
-    operator: str  # C++ operator between the terms
-
-
-@dataclass(frozen=True)
-class Step:
-    """One op of the chain after folding: a device function of v and of the coefficients named."""
-
-    op: str
-    operands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,11 +140,6 @@ class Plan:
         return tuple(sorted({f"device/pointwise/{step.op}.cuh" for step in self.steps}))
 
 
-def pointer_name(parameter: str) -> str:
-    """The C++ name of a chain parameter's pointer; the prefix keeps it apart from kgen's names."""
-    return f"param_{parameter}"
-
-
 def make_plan(spec: Spec, arch: Arch | None = None, separate_reduce: bool | None = None) -> Plan:
     """Decide everything for a checked spec. Pure: same arguments, same plan.
 
@@ -171,42 +156,11 @@ def make_plan(spec: Spec, arch: Arch | None = None, separate_reduce: bool | None
         g=g,
         coefficients=coefficients,
         steps=steps,
-        vec=next(width for width in (4, 2, 1) if g.P * g.Q % width == 0),
+        vec=vector_width(g),
     )
     if strategy == "hybrid":
         return _hybrid(common, reasons)
     return _two_kernel(common, reasons, separate_reduce)
-
-
-def planned_archs(spec: Spec, arch: Arch) -> tuple[Arch, ...]:
-    """The generations that a plan must fit: the one it is optimised for, then the targets."""
-    others = (ARCHS[target] for target in spec.targets)
-    return tuple(dict.fromkeys((arch, *others)))
-
-
-def fold(spec: Spec) -> tuple[tuple[Coefficient, ...], tuple[Step, ...]]:
-    """The chain as device-function calls, runs of the same affine op folded into one.
-
-    The convolution's bias is the first `add`. (v + a) + b becomes v + (a + b), computed once per
-    channel; sums and products are never mixed, so no value is rounded that was not before.
-    """
-    coefficients: list[Coefficient] = []
-    steps: list[Step] = []
-    chain = [("add", "conv_bias")] if spec.problem.conv_bias else []
-    chain += [(step.op, pointer_name(step.parameter or "")) for step in spec.pointwise]
-    for name, parameter in chain:
-        op = OPS[name]
-        if not op.takes_parameter:
-            steps.append(Step(name))
-        elif op.fold is not None and steps and steps[-1].op == name:
-            last = coefficients[-1]
-            coefficients[-1] = replace(last, terms=(*last.terms, parameter))
-        else:
-            kind = {"+": "shift", "*": "factor"}.get(op.fold or "", name)
-            coefficient = Coefficient(f"{kind}_{len(coefficients)}", (parameter,), op.fold or "")
-            coefficients.append(coefficient)
-            steps.append(Step(name, (coefficient.name,)))
-    return tuple(coefficients), tuple(steps)
 
 
 @dataclass(frozen=True)
@@ -307,13 +261,19 @@ def _hybrid(common: _Common, reasons: tuple[str, ...]) -> Plan:
     spec, g, name = common.spec, common.g, common.spec.name
     group_channels = g.C_out // spec.norm.num_groups
     threads = spec.schedule.threads or hybrid_threads(g, group_channels, common.vec)
-    smem = hybrid_smem(group_channels, len(common.coefficients))
+    affine, moments, coefficients = hybrid_smem(group_channels, threads, len(common.coefficients))
     launch = Launch(
-        f"{name}_norm", spec.norm.num_groups, threads, smem,
+        f"{name}_norm", spec.norm.num_groups, threads, affine + moments + coefficients,
         ("conv_out", *common.chain_arguments, "group_norm.weight", "group_norm.bias", "y"),
     )  # fmt: skip
-    coefficients = f"Coefficients [{group_channels}], {len(common.coefficients)} floats each"
-    smem_map = (SmemRegion(f"{name}_norm", "smem_coefficients", 0, smem, coefficients),)
+    each = f"{len(common.coefficients)} floats each"
+    smem_map = (
+        SmemRegion(f"{name}_norm", "smem_affine", 0, affine,
+                   f"float2 [{group_channels}]: gamma / deviation, beta"),
+        SmemRegion(f"{name}_norm", "smem_moments", affine, moments, f"Moments [{threads // 32}]"),
+        SmemRegion(f"{name}_norm", "smem_coefficients", affine + moments, coefficients,
+                   f"Coefficients [{group_channels}], {each}"),
+    )  # fmt: skip
     return Plan(
         **common.fields,
         strategy="hybrid",
@@ -328,54 +288,6 @@ def _hybrid(common: _Common, reasons: tuple[str, ...]) -> Plan:
         workspace_per_sample=0,
         reasons=reasons,
     )
-
-
-def hybrid_threads(g: Geometry, group_channels: int, vec: int) -> int:
-    """Threads of the hybrid kernel: one vector each at least, HYBRID_THREADS at most."""
-    vectors = group_channels * g.P * g.Q // vec
-    return min(HYBRID_THREADS, max(32, -(-vectors // 32) * 32))
-
-
-def hybrid_smem(group_channels: int, coefficients: int) -> int:
-    """Dynamic shared memory of the hybrid kernel, bytes: the group's coefficients and affine."""
-    return 4 * group_channels * (coefficients + 2)
-
-
-def choose_strategy(spec: Spec, g: Geometry, arch: Arch) -> tuple[str, tuple[str, ...]]:
-    """The strategy and the reasons for it, one line each."""
-    if spec.schedule.strategy is not None:
-        return spec.schedule.strategy, (f"strategy {spec.schedule.strategy}: given by the spec",)
-    knobs = [key for key in TILE_KNOBS if getattr(spec.schedule, key) is not None]
-    if knobs:
-        return "two_kernel", (f"strategy two_kernel: implied by {knobs[0]}",)
-    times = {name: predicted_ms(spec, g, arch, name) for name in ("two_kernel", "hybrid")}
-    if times["two_kernel"] is None:
-        return "hybrid", ("strategy hybrid: no two_kernel tile fits the target",)
-    best = min(times, key=lambda name: times[name] or float("inf"))
-    listed = ", ".join(f"{name} {time:.3g} ms" for name, time in times.items() if time is not None)
-    samples = "one sample" if g.N is None else f"{g.N} samples"
-    return best, (f"strategy {best}: predicted for {samples} on {arch.board}: {listed}",)
-
-
-def predicted_ms(spec: Spec, g: Geometry, arch: Arch, strategy: str) -> float | None:
-    """Predicted time of a strategy in ms, for one sample where the batch is dynamic.
-
-    A coarse model, meant for comparing strategies: two_kernel runs its multiply-adds at the
-    tile's share of the fp32 pipe and moves x once and y three times; hybrid runs the library's
-    convolution at 60 % of that pipe and moves x once and y four times. None if no tile fits.
-    """
-    N = g.N or 1
-    x_bytes, y_bytes = 4 * N * g.x_elements, 4 * N * g.y_elements
-    fma_seconds = N * g.y_elements * g.taps / arch.fma_rate
-    if strategy == "hybrid":
-        conv = max(fma_seconds / 0.6, (x_bytes + y_bytes) / arch.bandwidth)
-        return 1e3 * (conv + 3 * y_bytes / arch.bandwidth)
-    tile = complete(g, g.C_out // spec.norm.num_groups, spec.schedule, planned_archs(spec, arch))
-    if tile is None:
-        return None
-    share = tile.cost(arch) * 128 / g.taps  # clocks spent over clocks of the fp32 pipe alone
-    conv = max(fma_seconds * share, (x_bytes + y_bytes) / arch.bandwidth)
-    return 1e3 * (conv + 2 * y_bytes / arch.bandwidth)
 
 
 def resident_blocks(plan: Plan) -> int:

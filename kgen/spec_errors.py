@@ -56,7 +56,11 @@ def dotted(path: KeyPath) -> str:
     """The inverse of `split`."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if isinstance(part, int):
+            text += f"[{part}]"
+            continue
+        name = part if part.isidentifier() else quote(part)
+        text += f".{name}" if text else name
     return text
 
 
@@ -83,6 +87,8 @@ def explain(item: Any, path: KeyPath, siblings: Sequence[str]) -> tuple[str, str
         key = str(path[-1])
         if key in _RENAMED:
             return f"unknown key {key}", _RENAMED[key]
+        if not key.isidentifier():
+            return f"unknown key {quote(key)}", f"known keys: {', '.join(siblings)}"
         near = difflib.get_close_matches(key, siblings, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(siblings)}"
         return f"unknown key {key}", hint

@@ -275,9 +275,11 @@ def candidates(g: Geometry, group_channels: int, schedule: Schedule) -> Iterator
         if tile_h % pixels:
             continue
         strips = round_up(tile_h // pixels * tile_w, WARP)
-        for tile_k, sets in product(tile_ks, (1, 2, 4, 8, 16)):
+        given = schedule.threads or 0
+        choice = (given // strips,) if given else (1, 2, 4, 8, 16)
+        for tile_k, sets in product(tile_ks, choice):
             threads = strips * sets
-            if tile_k % sets or threads > 1024 or schedule.threads not in (None, threads):
+            if not sets or tile_k % sets or threads > 1024 or given not in (0, threads):
                 continue
             free = schedule.threads is None and schedule.pixels is None
             if free and (threads > 512 or tile_k // sets * pixels > 64):

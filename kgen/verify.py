@@ -36,15 +36,16 @@ def verify(
     """
     if device not in ("cuda", "simulator"):
         raise UsageError(f"unknown device {device!r}; legal are cuda and simulator")
+    if device == "cuda" and (full or trace is not None):
+        raise UsageError("full size and trace are options of the simulator (--device simulator)")
     problem = why_no_device() if device == "cuda" else why_no_simulator()
     if problem:
-        raise UsageError(f"cannot verify: {problem}")
+        other = "; --device simulator runs the kernels on this machine's CPU"
+        raise UsageError(f"cannot verify: {problem}{other if device == 'cuda' else ''}")
     if device == "simulator":
         from kgen.simulator.candidate import verify_on_simulator
 
         return verify_on_simulator(source, full=full, trace=trace, progress=progress)
-    if full or trace is not None:
-        raise UsageError("full and trace belong to the simulator")
     from kgen.checks import PackageCandidate, verify_candidate
     from kgen.package import find_package, spec_of
 

@@ -54,7 +54,8 @@ def read_yaml(path: FilePath) -> YamlSource:
     """
     name = str(path)
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise UsageError(f"{name}: no such file") from None
     except IsADirectoryError:
@@ -71,7 +72,7 @@ def parse_yaml(raw: bytes, name: str) -> YamlSource:
         return SpecError(name, [Issue("", message, hint, line)])
 
     if len(raw) > MAX_BYTES:
-        raise refuse(f"is {len(raw)} bytes long, a spec may have at most {MAX_BYTES}")
+        raise refuse(f"is longer than the {MAX_BYTES} bytes that a spec may have at most")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -456,3 +456,11 @@ def test_errors_are_no_worse_than_eager_by_much():
     eager = (eager_fp32(spec, x, parameters).double() - oracle(spec, x, parameters)).abs().max()
     assert result.eager_max_error == pytest.approx(float(eager))
     assert result.max_error < 8 * float(eager)
+
+
+@pytest.mark.parametrize("channels", [4080, 4096, 4112])
+def test_d15_hybrid_around_48_kib_of_shared_memory(channels):
+    """At 4096 channels affine pairs and coefficients take exactly 49,152 bytes."""
+    spec = spec_of("hybrid", chain=["sigmoid"], in_channels=2, out_channels=channels, num_groups=1,
+                   kernel_size=1, height=5, width=4)  # fmt: skip
+    assert_right(spec, *draw(spec, 2, "uniform", 0, "cuda"))

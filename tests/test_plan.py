@@ -9,12 +9,13 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from kgen.arch import ARCHS
+from kgen.chain import fold
 from kgen.emit import render
 from kgen.errors import SpecError
 from kgen.explain import as_text, explain
 from kgen.geometry import geometry
 from kgen.ops import OPS
-from kgen.plan import fold, make_plan, resident_blocks
+from kgen.plan import make_plan, resident_blocks
 from kgen.spec import Spec, load_spec
 from kgen.tiling import complete, is_legal
 
@@ -300,7 +301,7 @@ def test_the_choice_of_a_tile_is_the_cheapest_legal_one():
 
 
 def test_without_a_strategy_the_faster_prediction_wins():
-    from kgen.plan import predicted_ms
+    from kgen.strategy import predicted_ms
 
     for changes in ({}, {"in_channels": 256, "kernel_size": 5}, {"height": 200, "width": 200}):
         spec = spec_of(schedule={}, **changes)

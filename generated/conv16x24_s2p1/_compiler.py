@@ -15,6 +15,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,13 +70,15 @@ def compile_source(source: str, arch: str, *, version: str = "", use_cache: bool
     nvrtc = nvrtc_version()
     if not use_cache:
         return _nvrtc_compile(source, arch, nvrtc)
-    key = cache_key(source, arch, nvrtc, version)
-    root = cache_dir()
-    entry = root / "cubin" / key[:2] / key
-    found = read_entry(entry)
-    if found is not None:
+    key = cache_key(source, arch, compiler_identity(), version)
+    below = Path("cubin", key[:2], key)
+    preferred = _preferred_cache()
+    found = read_entry(preferred / below) if preferred is not None else None
+    if found is not None:  # also from a cache that is read-only
         return found
-    with _locked(root / "locks" / f"{key}.lock"):
+    root = cache_dir()
+    entry = root / below
+    with locked(root / "locks" / f"{key}.lock"):
         found = read_entry(entry)  # another process may have finished it meanwhile
         if found is None:
             found = _nvrtc_compile(source, arch, nvrtc)
@@ -129,6 +132,17 @@ def nvrtc_version() -> str:
     if int(result) != 0:
         raise CompileError(f"nvrtcVersion failed: {result.name}")
     return f"{major}.{minor}"
+
+
+def compiler_identity() -> str:
+    """NVRTC's version and, where it came as a wheel, the wheel's full one. Raises: CompileError."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    wheels = []
+    for name in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"):
+        with suppress(PackageNotFoundError):
+            wheels.append(f"{name} {version(name)}")
+    return " ".join([nvrtc_version(), *wheels])
 
 
 def supported_archs() -> tuple[int, ...]:
@@ -217,25 +231,34 @@ def cache_dir() -> Path:
     KGEN_CACHE_DIR if set, else `kgen` in XDG_CACHE_HOME or ~/.cache; where that is read-only, a
     private folder below the system's temporary one. Raises: CacheError.
     """
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        path = Path(chosen).expanduser().absolute()
-        problem = _unusable(path)
-        if problem:
-            raise CacheError(f"{path}: {problem}; set {CACHE_VARIABLE} to a writable folder")
-        return path
-    try:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # no home folder
-        base = None
-    if base is not None and base.is_absolute() and not _unusable(base / "kgen"):
-        return base / "kgen"
+    preferred = _preferred_cache()
+    problem = _unusable(preferred) if preferred is not None else "no home folder"
+    if preferred is not None and not problem:
+        return preferred
+    if os.environ.get(CACHE_VARIABLE):
+        raise CacheError(f"{preferred}: {problem}; set {CACHE_VARIABLE} to a writable folder")
     user = os.getuid() if hasattr(os, "getuid") else "user"
     path = Path(tempfile.gettempdir()) / f"kgen-{user}"
     problem = _unusable(path) or _shared(path)
     if problem:
         raise CacheError(f"{path}: {problem}; set {CACHE_VARIABLE} to a writable folder")
     return path
+
+
+def _preferred_cache() -> Path | None:
+    """Where the cache should be, writable or not; None without a home. Raises: CacheError."""
+    chosen = os.environ.get(CACHE_VARIABLE)
+    try:
+        if chosen:
+            return Path(chosen).expanduser().absolute()
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        if chosen:
+            raise CacheError(
+                f"{CACHE_VARIABLE}={chosen}: names a user who does not exist"
+            ) from None
+        return None
+    return base / "kgen" if base.is_absolute() else None
 
 
 def _unusable(path: Path) -> str:
@@ -258,7 +281,7 @@ def _shared(path: Path) -> str:
     return ""
 
 
-class _locked:  # noqa: N801 - used like a function
+class locked:  # noqa: N801 - used like a function
     """An OS lock on `path`: released when its owner dies, however it dies."""
 
     def __init__(self, path: Path) -> None:

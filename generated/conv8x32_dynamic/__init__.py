@@ -60,6 +60,7 @@ def _cpu(x, *parameters):
 # The torch op behind the module: x and the tensors of PARAMETERS -> y.
 fused_block = _runtime.define_op(
     _FOLDER,
+    manifest["name"],
     ("x", "conv_weight", "conv_bias", "bias", "scale", "gamma", "beta"),
     _cuda,
     _cpu,

@@ -113,6 +113,8 @@ constexpr int kWorkspace = kUnits * kTiles + (kSeparateReduce ? kNumGroups : 0);
 constexpr int kNormThreads = 128, kNormVectors = 8;
 constexpr int kSegment = kNormThreads * kNormVectors * kVec;  // elements of a block
 constexpr int kSegments = (kPlane + kSegment - 1) / kSegment;  // of one plane
+static_assert(kTilesP > 0 && kTilesQ > 0 && kTiles > 0 && kWorkspace > 0 && kSegments > 0,
+              "every index must fit in 32 bits");
 
 // ---- Helpers -----------------------------------------------------------------------------------
 
@@ -444,6 +446,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks) conv8x32_dyna
 //
 // A block owns kSegment neighbouring elements of one output plane; a thread owns kNormVectors
 // vectors of them. Blocks run through y backwards: what kernel 1 wrote last is still in L2.
+// Shared memory, where this kernel merges the partials itself: the warps' moments; the barrier
+// inside block_merge makes them visible.
 extern "C" __global__ void __launch_bounds__(kNormThreads) conv8x32_dynamic_normalise(
     float* __restrict__ y,                 // [N, C_out, P, Q], in place
     const float2* __restrict__ workspace,  // [N, kWorkspace]

@@ -59,6 +59,7 @@ constexpr int kVectors = 8;
 constexpr int kGroup = kGroupChannels * kPlane;  // elements of one (sample, group), contiguous
 constexpr int kBatch = kThreads * kVectors * kVec;
 constexpr int kBatches = (kGroup + kBatch - 1) / kBatch;
+static_assert(kGroup > 0 && kBatches > 0, "a group must be indexable in 32 bits");
 
 // ---- Helpers -----------------------------------------------------------------------------------
 
@@ -207,8 +208,11 @@ __device__ __forceinline__ Moments batch_moments(const float (&v)[kVectors][kVec
 // the statistics and backwards to normalise, so that the second walk starts with what is in L2.
 // A thread owns kVectors vectors of each batch, kThreads vectors apart.
 //
-// Dynamic shared memory, 64 bytes, per channel of the group: its coefficients, then
-// (gamma / deviation, beta).
+// Dynamic shared memory, 448 bytes:
+//        0  smem_affine        float2 [4]: gamma / deviation, beta
+//       32  smem_moments       Moments [32]
+//      416  smem_coefficients  Coefficients [4], 2 floats each
+//
 // Barriers: (1) the coefficients are complete; (2) inside block_merge, the warps' moments are;
 // (3) the affine pairs are.
 extern "C" __global__ void __launch_bounds__(kThreads) conv8x32_hybrid_norm(
@@ -220,10 +224,10 @@ extern "C" __global__ void __launch_bounds__(kThreads) conv8x32_hybrid_norm(
     const float* __restrict__ beta,   // [C_out]
     float* y) {                       // [N, C_out, P, Q]
   extern __shared__ __align__(16) float smem[];
-  __shared__ Moments smem_moments[kThreads / 32];
   float2* const smem_affine = reinterpret_cast<float2*>(smem);
+  Moments* const smem_moments = reinterpret_cast<Moments*>(smem_affine + kGroupChannels);
   Coefficients* const smem_coefficients =
-      reinterpret_cast<Coefficients*>(smem_affine + kGroupChannels);
+      reinterpret_cast<Coefficients*>(smem_moments + kThreads / 32);
 
   const int c0 = blockIdx.x % kNumGroups * kGroupChannels;
   const long long start = static_cast<long long>(blockIdx.x) * kGroup;

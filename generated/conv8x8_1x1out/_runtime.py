@@ -139,15 +139,16 @@ class Block:
     def _launch_all(self, N: int, device: int, tensors: dict[str, torch.Tensor]) -> None:
         from cuda.bindings import driver
 
+        for name, blocks, *_ in self._launches:  # before the first of them runs
+            if N * blocks >= 2**31:
+                raise LaunchError(
+                    f"{name}: a batch of {N} needs {N * blocks} blocks, a launch takes {2**31 - 1}"
+                )
         kernels = self._kernels(device)
         stream = torch.cuda.current_stream(device).cuda_stream
         for kernel, (name, blocks, threads, smem, arguments) in zip(
             kernels, self._launches, strict=True
         ):
-            if N * blocks >= 2**31:
-                raise LaunchError(
-                    f"{name}: a batch of {N} needs {N * blocks} blocks, a launch takes {2**31 - 1}"
-                )
             values = (ctypes.c_void_p * len(arguments))(*(tensors[a].data_ptr() for a in arguments))
             base, size = ctypes.addressof(values), ctypes.sizeof(ctypes.c_void_p)
             pointers = (ctypes.c_void_p * len(arguments))(
@@ -268,11 +269,11 @@ def find_cubin(folder: Path, kernel: str, capability: tuple[int, int]) -> bytes 
     """
     try:
         record = json.loads((folder / "build.json").read_text("utf-8"))
-        builds: dict[str, Any] = record["builds"]
+        builds: dict[str, Any] = dict(record["builds"])
         source_digest: str = record["source_sha256"]
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise LaunchError(f"{folder / 'build.json'}: is damaged; run `kgen build` again") from None
     source = hashlib.sha256(kernel.encode()).hexdigest()
     major, minor = capability
@@ -286,9 +287,15 @@ def find_cubin(folder: Path, kernel: str, capability: tuple[int, int]) -> bytes 
             raise LaunchError(
                 f"{folder}: kernel.cu changed since its cubins were built; run `kgen build` again"
             )
-        cubin: bytes = (folder / built["file"]).read_bytes()
-        if hashlib.sha256(cubin).hexdigest() != built["sha256"]:
-            raise LaunchError(f"{folder / built['file']}: is damaged; run `kgen build` again")
+        try:
+            cubin: bytes = (folder / built["file"]).read_bytes()
+            intact = hashlib.sha256(cubin).hexdigest() == built["sha256"]
+        except (OSError, KeyError, TypeError):
+            intact = False
+        if not intact:
+            raise LaunchError(
+                f"{folder}: its {arch} cubin is missing or damaged; run `kgen build` again"
+            )
         return cubin
     return None
 
@@ -307,13 +314,14 @@ def _check(result: Sequence[Any], what: str) -> Any:
 
 def define_op(
     package: Path,
+    name: str,
     arguments: Sequence[str],
     cuda: Callable[..., torch.Tensor],
     cpu: Callable[..., torch.Tensor],
     differentiable: Callable[..., torch.Tensor],
     output: tuple[int, int, int],
 ) -> Callable[..., torch.Tensor]:
-    """Register `kgen::<folder>_<content hash>` with CUDA, CPU, meta and gradient implementations.
+    """Register `kgen::<name>_<content hash>` with CUDA, CPU, meta and gradient implementations.
 
     The name follows from the package's files, so that two packages never share an op and the same
     package imported twice registers once. arguments: names of the op's tensors, x first.
@@ -323,7 +331,7 @@ def define_op(
     content = hashlib.sha256()
     for file in ("__init__.py", "kernel.cu", "manifest.json"):
         content.update((package / file).read_bytes())
-    name = f"{package.name}_{content.hexdigest()[:16]}"
+    name = f"{name}_{content.hexdigest()[:16]}"
     if not hasattr(torch.ops.kgen, name):
         library: Any = torch.library.Library("kgen", "FRAGMENT")  # type: ignore[no-untyped-call]
         tensors = ", ".join(f"Tensor {one}" for one in arguments)
@@ -333,7 +341,7 @@ def define_op(
 
         def fake(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
             if any(one.device != x.device for one in parameters):
-                raise ValueError(f"{package.name}: x is on {x.device}, a parameter elsewhere")
+                raise ValueError(f"{name}: x is on {x.device}, a parameter elsewhere")
             return x.new_empty((x.shape[0], *output))
 
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from kgen.arch import ARCHS
 from kgen.checks import check_case
-from kgen.errors import BuildError
+from kgen.errors import BuildError, UsageError
 from kgen.package import find_package, spec_of
 from kgen.plan import Plan, make_plan
 from kgen.reference import Parameters, draw, exact_fp32
@@ -121,6 +121,8 @@ def verify_on_simulator(
             results.append(result)
             if first and candidate.outcome is not None:
                 traced = candidate.outcome.trace
+                if trace is not None and not traced:
+                    raise UsageError(f"no block {trace[0]} with a thread {trace[1]} was launched")
     return Report(
         name=spec.name,
         spec_hash=spec.hash(),

@@ -7,8 +7,9 @@ from dataclasses import replace
 from kgen.arch import Arch
 from kgen.constraints import check
 from kgen.geometry import geometry
-from kgen.plan import HYBRID_VALUES, Plan, make_plan
+from kgen.plan import Plan, make_plan
 from kgen.spec import Schedule, Spec
+from kgen.strategy import HYBRID_VALUES
 
 MAX_BATCH = 2
 TILES = 3  # per direction: one at each edge, one between
