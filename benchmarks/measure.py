@@ -138,6 +138,7 @@ def measure(path: Path, strategies: list[str], rounds: int) -> dict[str, object]
             "verified_cases": len(report.cases),
             "verified_max_error": report.max_error,
             "launches": package.manifest["launches"],
+            "kernel_sha256": package.manifest["files"]["kernel.cu"],
         }
     rows["eager"] = lambda: eager(x)
     rows["torch.compile"] = lambda: compiled(x)

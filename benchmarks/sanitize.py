@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import json
 import re
 import subprocess
@@ -35,6 +36,10 @@ def variant(path: str, strategy: str) -> kgen.Spec:
     if spec.schedule.strategy != strategy:
         spec = spec.model_copy(update={"schedule": Schedule(strategy=strategy)})
     return spec
+
+
+def kernel_digest(spec: kgen.Spec) -> str:
+    return hashlib.sha256(render(spec)["kernel.cu"].encode()).hexdigest()
 
 
 def call(result):
@@ -152,7 +157,12 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     from measure import context
 
-    record = {**context("sanitize.py"), "results": results}
+    digests = {
+        f"{Path(path).name} {strategy}": kernel_digest(variant(path, strategy))
+        for path in arguments.specs
+        for strategy in STRATEGIES
+    }
+    record = {**context("sanitize.py"), "kernel_sha256": digests, "results": results}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(record, indent=1) + "\n")
     for one in results:

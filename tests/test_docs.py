@@ -58,6 +58,21 @@ def test_measured_specs_are_the_shipped_ones():
         assert load_spec(ROOT / "specs" / spec["spec"]).hash() == spec["spec_hash"], spec["spec"]
 
 
+def test_results_are_those_of_the_shipped_kernels():
+    def shipped(name):
+        manifest = json.loads((ROOT / "generated" / name / "manifest.json").read_text())
+        return f"kgen {manifest['strategy']}", manifest["files"]["kernel.cu"]
+
+    for spec in json.loads(BLOCKS.read_text())["specs"]:
+        row, digest = shipped(spec["name"])
+        assert spec["rows"][row]["kernel_sha256"] == digest, spec["name"]
+    sanitized = json.loads((ROOT / "benchmarks/results/h200_sanitizer.json").read_text())
+    for path in (ROOT / "specs").glob("*.yaml"):
+        row, digest = shipped(path.stem)
+        key = f"{path.name} {row.removeprefix('kgen ')}"
+        assert sanitized["kernel_sha256"][key] == digest, key
+
+
 def test_sanitizer_verdicts_are_complete_and_clean():
     record = json.loads((ROOT / "benchmarks/results/h200_sanitizer.json").read_text())
     wanted = {
