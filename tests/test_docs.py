@@ -92,3 +92,20 @@ def test_sanitizer_verdicts_are_complete_and_clean():
     for one in record["results"]:
         assert one["clean"], one["tool"]
         assert set(one["ran"]) == wanted
+
+
+def test_simulator_and_gpu_agreed_on_every_shipped_spec():
+    record = json.loads((ROOT / "benchmarks/results/h200_agreement.json").read_text())
+    ran = {(row["spec"], row["strategy"]) for row in record["rows"]}
+    assert ran == {
+        (path.name, strategy)
+        for path in (ROOT / "specs").glob("*.yaml")
+        for strategy in ("two_kernel", "hybrid")
+    }
+    text = (ROOT / "docs/simulator.md").read_text()
+    for strategy, shown in (("two_kernel", 1.6e-6), ("hybrid", 3.9e-5)):
+        rows = [row for row in record["rows"] if row["strategy"] == strategy]
+        worst = max(row["max_difference"] for row in rows)
+        assert worst <= shown < 1.1 * worst, (strategy, worst)
+        assert f"{shown:.1e}".replace("e-0", "e-") in text
+        assert all(row["findings"] == [] for row in rows)

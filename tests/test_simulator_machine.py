@@ -384,3 +384,47 @@ add.s32 %r10, %r5, %r7;
     assert not device.findings
     assert kinds(run(text.replace("[%rd4+8]", "[%rd4+12]"))[1]) == ["uninitialised read"]
     assert kinds(run(text.replace("[%rd5+8]", "[%rd5+16]"))[1])[0] == "out of bounds"
+
+
+def test_lanes_of_a_warp_need_a_warp_sync_between_write_and_read():
+    body = f"""{THREAD}mov.u64 %rd5, shared;
+mul.wide.u32 %rd6, %r1, 4;
+add.s64 %rd7, %rd5, %rd6;
+st.shared.u32 [%rd7], %r4;
+bar.warp.sync -1;
+xor.b32 %r8, %r1, 1;
+mul.wide.u32 %rd8, %r8, 4;
+add.s64 %rd9, %rd5, %rd8;
+ld.shared.u32 %r10, [%rd9];
+{STORE}"""
+    text = ptx(body, head=".shared .align 4 .b8 shared[256];\n")
+    out, device = run(text)
+    np.testing.assert_array_equal(out, np.arange(128) ^ 1)
+    assert not device.findings
+    _, broken = run(text.replace("bar.warp.sync -1;\n", ""))
+    assert kinds(broken) == ["race in shared memory"]
+
+
+@pytest.mark.parametrize(
+    ("form", "start", "wanted"),
+    [("add.u32", 5, 5 + 64 * 3), ("max.s32", 5, 5), ("min.u32", 5, 3), ("or.b32", 4, 7),
+     ("and.b32", 6, 2), ("xor.b32", 1, 1)],
+)  # fmt: skip
+def test_red_acts_thread_by_thread_and_returns_nothing(form, start, wanted):
+    """64 threads with the operand 3."""
+    body = f"ld.param.u64 %rd5, [k_param_0];\nmov.u32 %r8, 3;\nred.global.{form} [%rd5], %r8;"
+    device = Device(ptx(body, parameters=1))
+    memory = device.memory.allocate("counter", 4, "workspace", np.array([start], np.uint32))
+    device.launch("k", 1, 64, 0, [memory.base])
+    assert memory.words[0] == wanted
+    assert not device.findings
+
+
+def test_red_adds_floats_in_the_order_of_the_threads():
+    body = """ld.param.u64 %rd5, [k_param_0];
+mov.f32 %f1, 0f3E800000;
+red.global.add.f32 [%rd5], %f1;"""
+    device = Device(ptx(body, parameters=1))
+    memory = device.memory.allocate("sum", 4, "workspace", np.array([1.0], np.float32))
+    device.launch("k", 1, 64, 0, [memory.base])
+    assert memory.view(np.float32)[0] == 1.0 + 64 * 0.25
