@@ -60,9 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if debug:
             traceback.print_exc()
         if isinstance(error, KgenError):
-            _fail(str(error), error.exit_code)
+            click.echo(str(error), err=True)  # file:line first, as editors want it
+            sys.exit(error.exit_code)
         if isinstance(error, CacheError):
-            _fail(str(error), UsageError.exit_code)
+            click.echo(str(error), err=True)
+            sys.exit(UsageError.exit_code)
         reason = (str(error).splitlines() or [""])[0]
         _fail(f"{type(error).__name__}: {reason} (--debug shows the traceback)", 3)
     sys.exit(0)

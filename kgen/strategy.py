@@ -5,9 +5,12 @@ from __future__ import annotations
 from kgen.arch import ARCHS, Arch
 from kgen.chain import fold
 from kgen.geometry import Geometry
-from kgen.spec import INT_MAX, Spec
+from kgen.spec import INT_MAX, Schedule, Spec
 from kgen.tiling import TILE_KNOBS, complete
 
+# Of the fp32 pipe that cuDNN's convolution without TF32 reached on the flagship's shape, an H200.
+LIBRARY_SHARE = 1 / 3
+LAUNCH_SECONDS = 3e-6  # that a kernel takes however little it does
 HYBRID_THREADS = 512
 HYBRID_VALUES = 32  # values a thread of the hybrid kernel reads before it merges their moments
 
@@ -71,7 +74,8 @@ def predicted_ms(spec: Spec, g: Geometry, arch: Arch, strategy: str) -> float | 
 
     A coarse model, meant for comparing strategies: two_kernel runs its multiply-adds at the
     tile's share of the fp32 pipe and moves x once and y three times; hybrid runs the library's
-    convolution at 60 % of that pipe and moves x once and y four times. None if it does not fit.
+    convolution at LIBRARY_SHARE of that pipe and moves x once and y four times; each launch costs
+    LAUNCH_SECONDS on top. None if it does not fit.
     """
     N = g.N or 1
     x_bytes, y_bytes = 4 * N * g.x_elements, 4 * N * g.y_elements
@@ -79,11 +83,13 @@ def predicted_ms(spec: Spec, g: Geometry, arch: Arch, strategy: str) -> float | 
     if strategy == "hybrid":
         if hybrid_misfit(spec, g):
             return None
-        conv = max(fma_seconds / 0.6, (x_bytes + y_bytes) / arch.bandwidth)
-        return 1e3 * (conv + 3 * y_bytes / arch.bandwidth)
-    tile = complete(g, g.C_out // spec.norm.num_groups, spec.schedule, planned_archs(spec, arch))
+        conv = max(fma_seconds / LIBRARY_SHARE, (x_bytes + y_bytes) / arch.bandwidth)
+        return 1e3 * (conv + 3 * y_bytes / arch.bandwidth + 3 * LAUNCH_SECONDS)
+    # Threads that were given to hybrid say nothing about a tile.
+    schedule = Schedule() if spec.schedule.strategy == "hybrid" else spec.schedule
+    tile = complete(g, g.C_out // spec.norm.num_groups, schedule, planned_archs(spec, arch))
     if tile is None:
         return None
     share = tile.cost(arch) * 128 / g.taps  # clocks spent over clocks of the fp32 pipe alone
     conv = max(fma_seconds * share, (x_bytes + y_bytes) / arch.bandwidth)
-    return 1e3 * (conv + 2 * y_bytes / arch.bandwidth)
+    return 1e3 * (conv + 2 * y_bytes / arch.bandwidth + 2 * LAUNCH_SECONDS)
