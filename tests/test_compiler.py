@@ -168,6 +168,8 @@ def test_the_resource_parser_reads_a_real_log():
 @pytest.mark.nvrtc
 @pytest.mark.parametrize("arch", ["sm_70", "sm_130", "90a", "", "sm_9x", "compute_90"])
 def test_an_arch_that_nvrtc_does_not_know_is_named_with_those_it_does(arch):
+    if arch == "sm_70" and 70 in supported_archs():  # CUDA 12 still compiles for it
+        arch = "sm_30"
     with pytest.raises(CompileError) as caught:
         compile_source(TINY, arch, use_cache=False)
     message = str(caught.value)
