@@ -131,3 +131,30 @@ def test_what_a_launch_would_be_refused_for_is_a_problem():
         source = Simulation(spec, plan, "sm_86").source
         problems = Simulation(spec, changed, "sm_86", source).limit_problems
         assert words in " ".join(problems)
+
+
+def test_large_problems_are_cut_further_and_the_report_says_so():
+    spec = load_spec(
+        {
+            "version": 1,
+            "name": "large",
+            "problem": {"batch": 32, "in_channels": 512, "out_channels": 512, "height": 28,
+                        "width": 28, "kernel_size": 3, "padding": 1},
+            "chain": [{"add": "bias"}, "silu", {"group_norm": {"num_groups": 32}}],
+            "schedule": {"strategy": "two_kernel"},
+        }
+    )  # fmt: skip
+    plan = reduced(spec, ARCHS["sm_90a"])[1]
+    assert plan.g.N == 1
+    full = make_plan(spec)
+    assert plan.tile.tiles[0] <= 2
+    assert plan.g.P % plan.tile.tile_h == full.g.P % full.tile.tile_h
+
+
+def test_few_cases_are_named_as_few(monkeypatch):
+    from kgen.simulator import candidate
+
+    monkeypatch.setattr(candidate, "CASE_MACS", 0)
+    report = kgen.verify(SPECS[0].parent / "conv8x8_1x1out.yaml", device="simulator")
+    assert len(report.cases) == 2
+    assert "the first 2 of 7 cases because of its size" in report.headline()

@@ -19,10 +19,12 @@ from kgen.plan import Plan, make_plan
 from kgen.reference import Parameters, draw, exact_fp32
 from kgen.simulator.device import Options, SimulationError
 from kgen.simulator.ptx import PtxError
-from kgen.simulator.reduce import MAX_BATCH, describe, reduced
+from kgen.simulator.reduce import describe, multiply_adds, reduced, samples
 from kgen.simulator.simulate import Outcome, Simulation
 from kgen.spec import Spec, load_spec
 from kgen.verdict import ATOL, CASES, RTOL, CaseResult, Report
+
+CASE_MACS = 1_000_000_000  # multiply-adds of all cases on the first target: about 10 s
 
 
 class SimulatedCandidate:
@@ -70,21 +72,19 @@ class _Job:
     source: str | None  # CUDA as it stands in a package, or None to render it
 
 
-def _jobs(
-    source: Spec | ModuleType | str | os.PathLike[str], full: bool
-) -> tuple[Spec, Callable[[str], _Job]]:
-    """The spec to be verified, and what to simulate for each target."""
+def _job(source: Spec | ModuleType | str | os.PathLike[str], full: bool) -> tuple[Spec, _Job]:
+    """The spec to be verified, and what to simulate for each of its targets."""
     if isinstance(source, ModuleType) or (not isinstance(source, Spec) and Path(source).is_dir()):
         package = find_package(source)
         spec, text = spec_of(package), package.block.source
         plan = make_plan(spec)
-        return spec, lambda target: _Job(spec, plan, 1, text)
+        return spec, _Job(spec, plan, 1, text)
     spec = source if isinstance(source, Spec) else load_spec(source)
     if full:
         plan = make_plan(spec)
-        return spec, lambda target: _Job(spec, plan, plan.g.N or MAX_BATCH, None)
+        return spec, _Job(spec, plan, samples(plan), None)
     small, plan = reduced(spec, ARCHS[spec.targets[0]])
-    return spec, lambda target: _Job(small, plan, plan.g.N or MAX_BATCH, None)
+    return spec, _Job(small, plan, samples(plan), None)
 
 
 def verify_on_simulator(
@@ -97,16 +97,21 @@ def verify_on_simulator(
     """`kgen.verify` on the simulator, for each target of the spec.
 
     The first case of each target runs with all checks; on the first target the other cases follow
-    with values and bounds alone: what the checks look for does not depend on the data.
+    with values and bounds alone: what the checks look for does not depend on the data. Of a large
+    problem as many cases run as CASE_MACS allows, two at least; the report says how many.
     """
     start = time.perf_counter()
-    spec, job_for = _jobs(source, full)
+    spec, job = _job(source, full)
+    affordable = max(2, CASE_MACS // max(1, multiply_adds(job.plan, job.batch)))
+    cases = CASES[:affordable]
+    ran = describe(spec, job.spec, job.batch)
+    if len(cases) < len(CASES):
+        ran += f", the first {len(cases)} of {len(CASES)} cases because of its size"
     results: list[CaseResult] = []
     traced: tuple[str, ...] = ()
     for number, target in enumerate(spec.targets):
-        job = job_for(target)
         simulation = Simulation(job.spec, job.plan, target, job.source)
-        for index, (distribution, seed) in enumerate(CASES[: None if number == 0 else 1]):
+        for index, (distribution, seed) in enumerate(cases if number == 0 else cases[:1]):
             progress(f"{target}, {distribution}, seed {seed}")
             first = number == 0 and index == 0
             options = Options(checks=index == 0, trace=trace if first else None)
@@ -131,7 +136,7 @@ def verify_on_simulator(
         atol=ATOL,
         rtol=RTOL,
         cases=tuple(results),
-        ran=describe(spec, job.spec, job.batch),
+        ran=ran,
         seconds=time.perf_counter() - start,
         trace=traced,
     )

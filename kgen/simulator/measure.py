@@ -10,7 +10,7 @@ from kgen.reference import draw
 from kgen.simulator.candidate import SimulatedCandidate
 from kgen.simulator.device import Options, SimulationError
 from kgen.simulator.ptx import PtxError
-from kgen.simulator.reduce import MAX_BATCH, describe, reduced
+from kgen.simulator.reduce import describe, reduced, samples
 from kgen.simulator.simulate import Simulation
 from kgen.spec import Spec
 
@@ -24,7 +24,7 @@ def measure(spec: Spec) -> dict[str, Any]:
     """
     target = spec.targets[0]
     small, plan = reduced(spec, ARCHS[target])
-    batch = plan.g.N or MAX_BATCH
+    batch = samples(plan)
     candidate = SimulatedCandidate(Simulation(small, plan, target), Options(measure=True))
     try:
         candidate(*draw(small, batch, "uniform", 0, "cpu"))

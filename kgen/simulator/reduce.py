@@ -12,6 +12,7 @@ from kgen.spec import Schedule, Spec
 from kgen.strategy import HYBRID_VALUES
 
 MAX_BATCH = 2
+MAX_MACS = 200_000_000  # multiply-adds of one run: a second or two
 TILES = 3  # per direction: one at each edge, one between
 _BATCHES = 2.3  # of a hybrid block's walk: whole ones and a remainder
 
@@ -20,22 +21,40 @@ def reduced(spec: Spec, arch: Arch) -> tuple[Spec, Plan]:
     """The reduced spec and its plan; the spec itself, and its plan, where it is small already.
 
     Batch is cut to MAX_BATCH, height and width to TILES tiles with the remainder of the full
-    output, the width in steps that keep its alignment. The knobs of the full plan are kept, so
+    output, the width in steps that keep its alignment. A problem with so many channels that this
+    exceeds MAX_MACS is cut to one sample and two tiles. The knobs of the full plan are kept, so
     that the kernel differs in its sizes alone.
     """
     full = make_plan(spec, arch)
-    fixed = _with_knobs(spec, full)
-    g = full.g
+    small, plan = _cut(spec, full, MAX_BATCH, TILES)
+    if multiply_adds(plan, samples(plan)) > MAX_MACS:
+        small, plan = _cut(spec, full, 1, TILES - 1)
+    return small, plan
+
+
+def samples(plan: Plan) -> int:
+    """How many samples of a reduced plan are run: its batch, MAX_BATCH where that is dynamic."""
+    return plan.g.N or MAX_BATCH
+
+
+def multiply_adds(plan: Plan, batch: int) -> int:
+    """Multiply-adds of one run, those of the hybrid's library convolution left out."""
+    return batch * plan.g.y_elements * (plan.g.taps if plan.tile is not None else 1)
+
+
+def _cut(spec: Spec, full: Plan, batch: int, tiles: int) -> tuple[Spec, Plan]:
+    fixed, g, arch = _with_knobs(spec, full), full.g, full.arch
     if full.tile is not None:
         tile_h, tile_w = full.tile.tile_h, full.tile.tile_w
     else:
         rows = HYBRID_VALUES * full.threads * _BATCHES / (full.group_channels * g.Q)
-        tile_h, tile_w = max(1, round(rows / TILES)), g.Q
+        tile_h, tile_w = max(1, round(rows / tiles)), g.Q
     best = fixed
     for extra in range(4):  # a tile more changes P * Q, on which the vector width depends
-        P = _fewer(g.P, tile_h, TILES + extra)
-        Q = _fewer(g.Q, tile_w, TILES)
-        best = _resized(fixed, g.H - (g.P - P) * g.stride[0], g.W - (g.Q - Q) * g.stride[1])
+        P = _fewer(g.P, tile_h, tiles + extra)
+        Q = _fewer(g.Q, tile_w, tiles)
+        height, width = g.H - (g.P - P) * g.stride[0], g.W - (g.Q - Q) * g.stride[1]
+        best = _resized(fixed, batch, height, width)
         plan = make_plan(best, arch, full.separate_reduce)
         if plan.vec == full.vec or P == g.P:
             break
@@ -66,11 +85,11 @@ def _with_knobs(spec: Spec, plan: Plan) -> Spec:
     return spec.model_copy(update={"schedule": schedule})
 
 
-def _resized(spec: Spec, height: int, width: int) -> Spec:
+def _resized(spec: Spec, most: int, height: int, width: int) -> Spec:
     batch = spec.problem.batch
     problem = spec.problem.model_copy(
         update={
-            "batch": batch if batch == "dynamic" else min(batch, MAX_BATCH),
+            "batch": batch if batch == "dynamic" else min(batch, most),
             "height": height,
             "width": width,
         }
