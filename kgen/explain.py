@@ -81,7 +81,7 @@ def _occupancy_limit(plan: Plan) -> str:
 
 def as_text(facts: dict[str, Any]) -> str:
     """`explain` as lines for a terminal."""
-    per = "one sample" if facts["batch"] == "dynamic" else f"{facts['batch']} samples"
+    per = "one sample" if facts["batch"] in ("dynamic", 1) else f"{facts['batch']} samples"
     lines = [
         f"{facts['name']}  {facts['spec_hash']}  {facts['strategy']} for {facts['arch']}",
         f"  x {facts['x']} -> y {facts['y']}, fp32",

@@ -57,7 +57,7 @@ def test_operands_are_read():
         Vector((Register("%f1"), Register("%f2"))),
         Address(Register("%rd1"), -8),
     )
-    assert move.operands[1] == Immediate(0x3F800000, is_float=True)
+    assert move.operands[1] == Immediate(0x3F800000, 32)
     assert special.operands[1] == Special("%tid.x")
     assert add.operands[2] == Immediate(-5)
     assert end.name == "ret"
@@ -428,3 +428,130 @@ red.global.add.f32 [%rd5], %f1;"""
     memory = device.memory.allocate("sum", 4, "workspace", np.array([1.0], np.float32))
     device.launch("k", 1, 64, 0, [memory.base])
     assert memory.view(np.float32)[0] == 1.0 + 64 * 0.25
+
+
+@pytest.mark.parametrize("base", ["%r8", "%rd5"])
+def test_a_word_just_below_shared_memory_is_out_of_bounds(base):
+    """The address wraps past zero, whichever width it is computed in."""
+    body = f"""{THREAD}mov.u64 %rd4, shared;
+mul.wide.u32 %rd6, %r1, 4;
+add.s64 %rd5, %rd4, %rd6;
+cvt.u32.u64 %r8, %rd5;
+st.shared.u32 [%rd5], %r4;
+ld.shared.u32 %r10, [{base}+-4];
+{STORE}"""
+    _, device = run(ptx(body, head=".shared .align 4 .b8 shared[256];\n"), blocks=1)
+    assert kinds(device) == ["out of bounds", "race in shared memory"]
+
+
+def test_a_short_address_wraps_to_where_it_belongs():
+    body = f"""{THREAD}mov.u32 %r8, -16;
+shl.b32 %r9, %r1, 2;
+add.s32 %r8, %r8, %r9;
+st.shared.u32 [%r8+16], %r4;
+ld.shared.u32 %r10, [%r8+16];
+{STORE}"""
+    out, device = run(ptx(body), blocks=1, smem=256)
+    np.testing.assert_array_equal(out, np.arange(64))
+    assert not device.findings
+
+
+def test_a_generic_address_below_zero_is_out_of_bounds():
+    body = f"{THREAD}mov.u64 %rd5, -8;\nld.u32 %r10, [%rd5];\n{STORE}"
+    assert kinds(run(ptx(body))[1]) == ["out of bounds"]
+
+
+@pytest.mark.parametrize(("kind", "size"), [("s8", 1), ("s16", 2), ("u8", 1), ("u16", 2)])
+@pytest.mark.parametrize("register", ["%r10", "%rs1"])
+def test_narrow_loads_extend_to_the_register(kind, size, register):
+    values = (np.arange(64) - 5).astype(f"{'i' if kind[0] == 's' else 'u'}{size}")
+    end = "" if register == "%r10" else f"cvt.{kind[0]}32.{kind[0]}16 %r10, %rs1;\n"
+    body = f"""{THREAD}ld.param.u64 %rd5, [k_param_1];
+mul.wide.u32 %rd6, %r4, {size};
+add.s64 %rd7, %rd5, %rd6;
+ld.global.{kind} {register}, [%rd7];
+{end}{STORE}"""
+    text = ptx(body, registers=".reg .b16 %rs<4>;\n")
+    out, _ = run(text, blocks=1, inputs=[values])
+    np.testing.assert_array_equal(out.view(np.int32), values.astype(np.int32))
+
+
+def test_both_halves_of_a_wide_word_are_checked():
+    body = f"""{THREAD}mov.u64 %rd4, shared;
+mul.wide.u32 %rd6, %r1, 8;
+add.s64 %rd5, %rd4, %rd6;
+st.shared.b32 [%rd5], %r4;
+ld.shared.b64 %rd7, [%rd5];
+cvt.u32.u64 %r10, %rd7;
+{STORE}"""
+    text = ptx(body, head=".shared .align 8 .b8 shared[512];\n")
+    assert kinds(run(text, blocks=1)[1]) == ["uninitialised read"]
+    race = text.replace("st.shared.b32 [%rd5], %r4", "st.shared.b64 [%rd5], %rd6")
+    other = """xor.b32 %r8, %r1, 32;
+mul.wide.u32 %rd8, %r8, 8;
+add.s64 %rd9, %rd4, %rd8;
+ld.shared.u32 %r10, [%rd9+4];"""
+    race = race.replace("cvt.u32.u64 %r10, %rd7;", other)
+    assert kinds(run(race, blocks=1)[1]) == ["race in shared memory"]
+
+
+def test_what_only_some_threads_have_set_is_undefined_in_the_others():
+    body = f"""{THREAD}{{
+.reg .b32 q;
+setp.ge.u32 %p1, %r1, 32;
+@%p1 mov.u32 q, 7;
+mov.u32 %r10, q;
+}}
+{STORE}"""
+    out, _ = run(ptx(body), blocks=1)
+    np.testing.assert_array_equal(out, np.repeat([0x7FC5A5A5, 7], 32))
+    nowhere, _ = run(ptx(body.replace("@%p1 mov.u32 q, 7;", "")), blocks=1)
+    assert set(nowhere.tolist()) == {0x7FC5A5A5}
+
+
+def test_division_by_zero_ends_the_run_with_its_line():
+    body = f"{THREAD}div.u32 %r10, %r4, %r1;\n{STORE}"
+    with pytest.raises(SimulationError, match=r"division by zero, PTX line \d+"):
+        run(ptx(body))
+
+
+def test_an_endless_loop_that_diverges_counts_as_hung(monkeypatch):
+    monkeypatch.setattr("kgen.simulator.schedule._MOST_STEPS", 5000)
+    body = f"""{THREAD}and.b32 %r5, %r1, 1;
+setp.eq.u32 %p1, %r5, 0;
+AGAIN:
+@%p1 bra EVEN;
+add.s32 %r6, %r6, 1;
+EVEN:
+bra AGAIN;
+{STORE}"""
+    with pytest.raises(SimulationError, match="no progress"):
+        run(ptx(body))
+
+
+def test_an_fp64_zero_is_a_literal():
+    body = f"""{THREAD}cvt.rn.f64.u32 %fd1, %r1;
+setp.eq.f64 %p1, %fd1, 0d0000000000000000;
+selp.b32 %r10, 1, 0, %p1;
+{STORE}"""
+    out, _ = run(ptx(body, registers=".reg .f64 %fd<4>;\n"), blocks=1)
+    assert np.flatnonzero(out).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["mov.u32 %r5, %lanemask_lt;", "mov.u32 %r5, %nothing;", "mad.hi.sat.s32 %r5, %r5, %r5, %r5;",
+     "red.global.add.noftz.f16x2 [%rd5], %r5;", "ld.global.b128 %rd5, [%rd6];",
+     "cp.async.cg.shared.global.L2::cache_hint [%r5], [%rd5], 16, %rd6;"],
+)  # fmt: skip
+def test_forms_are_refused_before_anything_runs(body):
+    with pytest.raises(PtxError, match=r"PTX line \d+: .* in `"):
+        run(ptx(body))
+
+
+def test_a_wide_atomic_in_a_tensor_of_odd_length():
+    body = "ld.param.u64 %rd5, [k_param_0];\nmov.u64 %rd6, 3;\nred.global.add.u64 [%rd5], %rd6;"
+    device = Device(ptx(body, parameters=1))
+    memory = device.memory.allocate("sum", 12, "workspace", np.zeros(3, np.uint32))
+    device.launch("k", 1, 64, 0, [memory.base])
+    assert memory.words.tolist() == [192, 0, 0]

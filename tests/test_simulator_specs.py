@@ -158,3 +158,23 @@ def test_few_cases_are_named_as_few(monkeypatch):
     report = kgen.verify(SPECS[0].parent / "conv8x8_1x1out.yaml", device="simulator")
     assert len(report.cases) == 2
     assert "the first 2 of 7 cases because of its size" in report.headline()
+
+
+def test_a_package_broken_by_hand_is_reported_with_what_was_found(tmp_path):
+    """Wrong values do not hide the finding behind them; a run that cannot end is not repeated."""
+    spec = load_spec(SPECS[0].parent / "conv8x8_1x1out.yaml")
+    schedule = Schedule(strategy="two_kernel")
+    spec = spec.model_copy(update={"schedule": schedule})
+    folder = kgen.emit(spec, tmp_path)
+    kernel = folder / "kernel.cu"
+    source = kernel.read_text()
+    index = "s * kDilationW]"
+    assert source.count(index) == 1
+    kernel.write_text(source.replace(index, "s * kDilationW - 1]"))
+    first = kgen.verify(folder, device="simulator").cases[0].reason
+    assert "elements" in first.split("; ")[0]
+    assert "out of bounds: load of 4 bytes at shared address -4 of" in first
+    kernel.write_text(source.replace("_normalise(", "_renamed("))
+    missing = kgen.verify(folder, device="simulator").cases
+    assert len(missing) == len(spec.targets)
+    assert missing[0].reason.startswith("no kernel ")

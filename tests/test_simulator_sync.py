@@ -331,3 +331,66 @@ def test_each_copy_of_inline_assembly_has_names_of_its_own():
     )
     expected = [t + i + (3 if t + i >= 5 else 0) for i in (0, 1) for t in range(64)]
     assert ran.out[:128].tolist() == expected
+
+
+@pytest.mark.parametrize(("spelling", "kinds"), [("bar.sync", {"divergent barrier"}),
+                                                 ("barrier.sync.aligned", {"divergent barrier"}),
+                                                 ("barrier.sync", set())])  # fmt: skip
+def test_only_aligned_barriers_need_whole_warps(spelling, kinds):
+    meet = f'asm volatile("{spelling} 0;" ::: "memory");'
+    assert (
+        run(f"if (TID & 1) {{ {meet} out[TID] = 1; }} else {{ {meet} out[TID] = 2; }}").kinds
+        == kinds
+    )
+
+
+ASYNC = """__shared__ u32 s[3][64];
+#define COPY(i) asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" \
+    :: "r"(at(&s[i][TID])), "l"(in + 64 * (i) + TID) : "memory")
+#define GROUP asm volatile("cp.async.commit_group;" ::: "memory")
+#define AWAIT(n) asm volatile("cp.async.wait_group " #n ";" ::: "memory")
+"""
+
+
+def test_empty_groups_of_copies_count():
+    """The last turns of a pipeline commit nothing and still wait for all but the newest group."""
+    body = """for (int i = 0; i < 4; ++i) { if (i < 3) COPY(i); GROUP;
+      if (i > 0) { AWAIT(1); __syncthreads(); out[64 * (i - 1) + TID] = s[i - 1][63 - TID]; } }"""
+    ran = run(ASYNC + body)
+    assert not ran.kinds, ran.text
+    assert ran.out[128:192].tolist() == [128 + 63 - t for t in range(64)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["COPY(0); AWAIT(0);",  # never committed
+     "COPY(1); GROUP; COPY(0); GROUP; AWAIT(1);",  # not the newest
+     # Another warp's newer groups are not this one's.
+     "COPY(0); if (TID >= 32) GROUP; GROUP; AWAIT(1);"],
+)  # fmt: skip
+def test_copies_that_were_not_waited_for(body):
+    ran = run(f"{ASYNC}{body} __syncthreads(); out[TID] = s[0][TID];")
+    assert ran.kinds == {"unfinished copy"}
+
+
+def test_a_copy_reads_no_more_than_its_source_size():
+    body = """__shared__ uint4 s[64];
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at(&s[TID])),
+                 "l"(in + 60), "r"(TID == 0 ? 8 : 0) : "memory");
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads(); out[TID] = ((u32*)s)[TID];"""
+    ran = run(body, words=62 + 2, threads=64)
+    assert not ran.kinds, ran.text
+    short = run(body.replace("in + 60", "in + 64"), words=66)
+    assert not short.kinds, short.text
+    assert short.out[:8].tolist() == [64, 65, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("writer", [0, 13, 31])
+def test_a_word_that_a_whole_warp_has_read_is_not_one_lanes_to_write(writer):
+    body = f"""__shared__ u32 s; if (TID == 0) s = 3; __syncthreads();
+    u32 v = s; SYNC if (TID == {writer}) s = v + 1; out[TID] = v;"""
+    ran = run(body.replace("SYNC", ""), threads=32)
+    assert ran.kinds == {"race in shared memory"}
+    assert f"thread {writer} (" not in ran.text  # names the other one
+    assert not run(body.replace("SYNC", "__syncwarp();"), threads=32).kinds

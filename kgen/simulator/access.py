@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _WINDOWS = (  # spaces by generic address: name, first byte, end
     ("global", 0, SHARED_WINDOW),
     ("shared", SHARED_WINDOW, LOCAL_WINDOW),
-    ("local", LOCAL_WINDOW, 1 << 63),
+    ("local", LOCAL_WINDOW, (1 << 64) - 1),
 )
 SECTOR = 32  # bytes that the memory system moves at least
 
@@ -94,11 +94,14 @@ def _divided(
     what: str,
 ) -> list[Place]:
     """The place in memory of which each owner, a block or a thread, has a part of its own."""
-    outside = address + np.uint64(size) > np.uint64(memory.size)
+    # Not address + size, which wraps for an address just below zero.
+    outside = address > np.uint64(max(memory.size - size, 0))
+    if size > memory.size:
+        outside = np.ones_like(outside)
     kept = None
     if outside.any():
         first = int(np.argmax(outside))
-        where = f"{space} address {int(address[first])} of {memory.size}"
+        where = f"{space} address {int(address[first].astype(np.int64))} of {memory.size}"
         resident.report("out of bounds", threads[first], f"{what} of {size} bytes at {where}")
         kept = np.flatnonzero(~outside)
         threads, address, owner = threads[kept], address[kept], owner[kept]
@@ -116,7 +119,7 @@ def _global(resident: Resident, threads: Any, address: Any, size: int, what: str
         return [Place("global", found.words, found.written, offset, threads, None, found)]
     places, left = [], np.ones(len(threads), dtype=bool)
     for one in resident.memory.allocations:
-        inside = (address >= one.base) & (address + np.uint64(size) <= one.base + one.size)
+        inside = (address >= one.base) & (address <= one.base + max(one.size - size, -1))
         if inside.any():
             kept = np.flatnonzero(inside)
             left[kept] = False
@@ -197,8 +200,9 @@ def check_write(
             racing, kind = shadow.unordered_reads(index, who, strength), "read"
         if racing.any():
             first = int(np.argmax(racing))
-            last = shadow.writer if kind == "write" else shadow.reader
-            other = resident.who(int(last[index[first]]))
+            word, own = int(index[first]), int(who.thread[first])
+            last = shadow.writer[word] if kind == "write" else shadow.reader_beside(word, own)
+            other = resident.who(int(last))
             detail = f"{what} {_where(place, first)} against a {kind} by {other}"
             resident.report(f"race in {place.space} memory", place.threads[first], detail)
         order = np.argsort(index, kind="stable")

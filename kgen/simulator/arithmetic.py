@@ -66,6 +66,8 @@ def _mul(modifiers: tuple[str, ...]) -> Operation:
             return Operation((kind, kind), kind, float_finish(flags, np.multiply))
         return Operation((kind, kind), kind, float_finish(flags, lambda a, b: round_to_f32(
             a.astype(np.float64) * b.astype(np.float64), mode)))  # fmt: skip
+    if flags - {"lo", "hi", "wide"}:
+        raise refuse("mul", modifiers)
     if "wide" in flags:
         wide = _double(kind)
         return Operation((kind, kind), wide, lambda a, b: a.astype(DTYPES[wide]) * b)
@@ -102,6 +104,8 @@ def _mad(modifiers: tuple[str, ...]) -> Operation:
     kind, flags = take("mad", modifiers, "lo", "hi", "wide", "ftz", "sat", *ROUNDINGS)
     if kind in FLOATS:
         return _fma(modifiers)
+    if flags - {"lo", "hi", "wide"}:  # mad.hi.sat among them
+        raise refuse("mad", modifiers)
     if "wide" in flags:
         wide = _double(kind)
         return Operation((kind, kind, wide), wide, lambda a, b, c: a.astype(DTYPES[wide]) * b + c)

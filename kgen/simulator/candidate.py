@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -60,6 +60,14 @@ def library_convolution(spec: Spec, x: torch.Tensor, parameters: Parameters) -> 
             padding=problem.padding,
             dilation=problem.dilation,
         )
+
+
+def _with_findings(result: CaseResult, candidate: SimulatedCandidate) -> CaseResult:
+    """A case whose values are wrong, with the findings that may be why."""
+    if result.passed or candidate.outcome is None or not candidate.outcome.findings:
+        return result
+    found = "; ".join(str(one) for one in candidate.outcome.findings[:3])
+    return result if found in result.reason else replace(result, reason=f"{result.reason}; {found}")
 
 
 @dataclass(frozen=True)
@@ -120,10 +128,11 @@ def verify_on_simulator(
             try:
                 result = check_case(job.spec, candidate, x, parameters, distribution, seed)
             except SimulationError as error:
-                result = CaseResult(distribution, seed, job.batch, passed=False, reason=str(error))
+                results.append(CaseResult(distribution, seed, job.batch, False, str(error)))
+                break  # what hangs once would hang in every case
             except PtxError as error:
                 raise BuildError(f"{spec.name} for {target}: {error}") from None
-            results.append(result)
+            results.append(_with_findings(result, candidate))
             if first and candidate.outcome is not None:
                 traced = candidate.outcome.trace
                 if trace is not None and not traced:

@@ -110,5 +110,7 @@ def _conversion(target: str, source: str, flags: set[str], modifiers: tuple[str,
         return lambda a: round_to_f32(a.astype(np.float64), mode)
     if "sat" in flags:
         limits: Any = np.iinfo(dtype)
-        return lambda a: np.clip(a.astype(np.int64), int(limits.min), int(limits.max)).astype(dtype)
+        given: Any = np.iinfo(DTYPES[source])
+        low, high = max(int(limits.min), int(given.min)), min(int(limits.max), int(given.max))
+        return lambda a: np.clip(a, low, high).astype(dtype)
     return lambda a: a.astype(dtype)

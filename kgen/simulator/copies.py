@@ -11,60 +11,52 @@ if TYPE_CHECKING:
     from kgen.simulator.access import Place
     from kgen.simulator.machine import Resident
 
+_OPEN = (1 << 31) - 1  # the group of copies that no commit has closed
+
 
 @dataclass
 class _Pending:
-    """One word of each of some threads; group None until it is committed."""
+    """One word of each of some threads, and the number of its group among those of its thread."""
 
     threads: Any
     words: Any
-    group: int | None = None
+    group: Any
 
 
 class AsyncCopies:
     """cp.async of the resident blocks. Words count as written when their thread has waited."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
         self._pending: list[_Pending] = []
-        self._groups = 0
+        self._committed = np.zeros(threads, dtype=np.int32)  # groups, empty ones too
 
     def start(self, resident: Resident, place: Place, words: Any) -> None:
         """Note the words that the threads of `place` have begun to copy."""
         resident.shared.in_flight[words] = True
-        self._pending.append(_Pending(place.threads, words))
+        self._pending.append(_Pending(place.threads, words, np.full(len(words), _OPEN)))
 
     def commit(self, resident: Resident, active: Any) -> None:
-        """Close the open copies of the active threads into one group."""
+        """Close the open copies of each active thread into its next group."""
         threads = resident.threads(active)
-        kept = []
         for one in self._pending:
-            if one.group is not None:
-                kept.append(one)
-                continue
-            mine = np.isin(one.threads, threads, assume_unique=False)
-            kept.append(_Pending(one.threads[mine], one.words[mine], self._groups))
-            if not mine.all():
-                kept.append(_Pending(one.threads[~mine], one.words[~mine]))
-        self._pending = [one for one in kept if len(one.threads)]
-        self._groups += 1
+            mine = (one.group == _OPEN) & np.isin(one.threads, threads)
+            one.group[mine] = self._committed[one.threads[mine]]
+        self._committed[threads] += 1
 
-    def wait(self, resident: Resident, active: Any, allowed: int) -> None:
-        """Finish the active threads' copies, all but the newest `allowed` groups.
+    def wait(self, resident: Resident, active: Any, allowed: int | None) -> None:
+        """Finish the active threads' groups, all but the newest `allowed` of each.
 
-        With `allowed` 0 (wait_all) copies that were never committed finish too.
+        None (wait_all) finishes copies that were never committed, too.
         """
         threads = resident.threads(active)
-        newest = sorted({one.group for one in self._pending if one.group is not None})
-        still = set(newest[len(newest) - allowed :]) if allowed else set()
         kept = []
         for one in self._pending:
-            if one.group in still or (one.group is None and allowed):
-                kept.append(one)
-                continue
-            mine = np.isin(one.threads, threads)
-            self._finish(resident, one.threads[mine], one.words[mine])
-            if not mine.all():
-                kept.append(_Pending(one.threads[~mine], one.words[~mine], one.group))
+            done = np.isin(one.threads, threads)
+            if allowed is not None:
+                done &= one.group < self._committed[one.threads] - allowed
+            self._finish(resident, one.threads[done], one.words[done])
+            if not done.all():
+                kept.append(_Pending(one.threads[~done], one.words[~done], one.group[~done]))
         self._pending = kept
 
     @staticmethod

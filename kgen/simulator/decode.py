@@ -26,10 +26,13 @@ from kgen.simulator.ptx import (
     Symbol,
     Vector,
 )
-from kgen.simulator.values import constant, raw, typed, widened
+from kgen.simulator.values import FLOATS, constant, raw, typed, widened
 
 if TYPE_CHECKING:
     from kgen.simulator.machine import Resident
+
+SPECIALS = {f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz"}
+SPECIALS |= {"%laneid", "%warpid"}
 
 Active = Any  # indices of the active threads, or None for all
 Step = Callable[["Resident", Active], None]
@@ -43,6 +46,7 @@ class Control:
     target: int = -1
     barrier: Callable[[Resident, Active], Any] | None = None
     count: Callable[[Resident, Active], Any] | None = None
+    aligned: bool = True  # whether it needs whole warps
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,8 @@ class _Decoder:
             raise PtxError(f"unknown barrier form {'.'.join(op)}")
         kind = "arrive" if "arrive" in names else "barrier"
         count = self.source(operands[1], "u32") if len(operands) > 1 else None
-        return Control(kind, -1, self.source(operands[0], "u32"), count)
+        aligned = op[0] == "bar" or "aligned" in op
+        return Control(kind, -1, self.source(operands[0], "u32"), count, aligned)
 
     def _arithmetic(self, instruction: Instruction) -> Step:
         op, operands = instruction.op, instruction.operands
@@ -206,12 +211,13 @@ class _Decoder:
         """A function that reads an operand as typed values of the active threads."""
         if isinstance(operand, Immediate):
             bits = operand.bits
-            if operand.is_float and kind == "f64" and bits < 1 << 32:
-                raise PtxError("an fp32 literal as an fp64 operand")
+            if operand.float_bits and kind in FLOATS and operand.float_bits != 8 * _bytes(kind):
+                raise PtxError(f"an fp{operand.float_bits} literal as an {kind} operand")
             value = typed(constant(bits, kind), kind)
             return lambda resident, active: value
         if isinstance(operand, Register):
             name, negated = operand.name, operand.negated
+            self.width(name)
 
             def read(resident: Resident, active: Active) -> Any:
                 bits = resident.read(name, active)
@@ -221,6 +227,8 @@ class _Decoder:
             return read
         if isinstance(operand, Special):
             special = operand.name
+            if special not in SPECIALS:
+                raise PtxError(f"special register {special} is not supported")
             return lambda resident, active: typed(
                 widened(resident.special(special, active), 8 * _bytes(kind), "u32"), kind
             )
@@ -249,11 +257,10 @@ class _Decoder:
 
     def width(self, register: str) -> int:
         """Declared width of a register in bits, from its prefix."""
-        prefix = register.rstrip("0123456789")
-        for candidate in (register, prefix):
-            if candidate in self.kernel.widths:
-                return self.kernel.widths[candidate]
-        raise PtxError(f"undeclared register {register}")
+        width = self.kernel.width(register)
+        if width is None:
+            raise PtxError(f"undeclared register {register}")
+        return width
 
     def address(self, operand: Operand) -> Callable[[Resident, Active], Any]:
         """A function that gives the byte addresses of `[base + offset]` as uint64."""
@@ -267,14 +274,13 @@ class _Decoder:
             name = operand.base.name
             return lambda resident, active: resident.address_of(name) + offset
         register = operand.base.name
-        wide = self.width(register) == 64
-        signed = np.int64(operand.offset)
+        wide, short = self.width(register) == 64, np.uint32(operand.offset % (1 << 32))
 
         def read(resident: Resident, active: Active) -> Any:
             bits = resident.read(register, active)
             if wide:
                 return bits + offset
-            return (bits.astype(np.int64) + signed).astype(np.uint64)
+            return (bits.astype(np.uint32) + short).astype(np.uint64)  # wraps, as in hardware
 
         return read
 

@@ -43,9 +43,10 @@ class Resident:
         self.local = DividedMemory(self.size, launch.local_size)
         warps = launch.threads // 32
         self.clocks = Clocks(blocks, warps, first_block, launch.blocks, launch.time)
-        self.copies, self.bulk, self.order = AsyncCopies(), Bulk(), Order(self)
+        self.copies, self.bulk, self.order = AsyncCopies(self.size), Bulk(), Order(self)
         # What waiting loops look at: strong reads and failed waits; and what may end them.
         self.polls = self.changes = 0
+        self.steps = 0  # instructions run, each for a whole group
         self._registers: dict[str, Any] = {}
         self._everyone = np.arange(self.size)
         self._block = self._everyone // launch.threads
@@ -72,7 +73,8 @@ class Resident:
     def _undefined(self, name: str) -> Any:
         """What a register holds that nothing has written: the compiler may read it on paths where
         the value does not matter, so it is no finding, but it is a NaN where it does matter."""
-        width = self.launch.kernel.widths[name.rstrip("0123456789")]
+        width = self.launch.kernel.width(name)
+        assert width is not None  # decoding refuses undeclared registers
         if width == 1:
             return np.zeros(1, dtype=np.bool_)
         return np.array([0x7FC5A5A57FC5A5A5 >> (64 - width)], dtype=f"uint{width}")
@@ -84,11 +86,9 @@ class Resident:
             return
         old = self._registers.get(name)
         if old is None:
-            full = np.zeros(self.size, dtype=bits.dtype)
-        elif len(old) == 1:
-            full = np.full(self.size, old[0], dtype=bits.dtype)
-        else:
-            full = old.copy()  # another register may share the array
+            old = self._undefined(name)
+        # A copy: another register may share the array.
+        full = np.full(self.size, old[0], dtype=bits.dtype) if len(old) == 1 else old.copy()
         full[active] = bits
         self._registers[name] = full
 
@@ -111,11 +111,7 @@ class Resident:
         }
         if name in values:
             return values[name]
-        if name in ("%tid.y", "%tid.z", "%ctaid.y", "%ctaid.z"):
-            return np.array([0])
-        if name in ("%ntid.y", "%ntid.z", "%nctaid.y", "%nctaid.z"):
-            return np.array([1])
-        raise PtxError(f"special register {name} is not supported")
+        return np.array([0 if name.startswith(("%tid", "%ctaid")) else 1])
 
     def address_of(self, symbol: str) -> Any:
         """The address of a variable: in its block or thread for shared and local memory."""
@@ -191,7 +187,7 @@ class Resident:
 
     def run(self) -> None:
         """Run all resident blocks to their end. Raises: SimulationError."""
-        schedule = self._schedule
+        schedule, launch = self._schedule, self.launch
         while True:
             if not self._ready:
                 if self.exited.all():
@@ -202,7 +198,11 @@ class Resident:
             schedule.arrive(start)
             stop = min((one for one in self._ready if one > start), default=len(self.launch.code))
             polls, changes = self.polls, self.changes
-            target = self._execute(start, active, stop)
+            try:
+                target = self._execute(start, active, stop)
+            except ZeroDivisionError as error:
+                line = self._now.instruction.line
+                raise SimulationError(f"{launch.kernel.name}: {error}, PTX line {line}") from None
             schedule.ran(target, looked=self.polls > polls, changed=self.changes > changes)
         if self.options.checks:
             self.bulk.finish(self)
@@ -217,6 +217,7 @@ class Resident:
         here = self.size if active is None else len(active)
         while pc < stop:
             now = self._now = code[pc]
+            self.steps += 1
             if now.together and (self._schedule.spins or self._schedule.forced):
                 active = self._whole_warps(pc, active, forced=self._schedule.forced and pc == start)
                 if active is not None and not len(active):

@@ -45,7 +45,7 @@ class Meeting:
             raise SimulationError(f"barrier {number}: there are 16")
         resident.changes += 1
         whole = control.count is None
-        self._report_divergence(threads, whole=whole)
+        self._report_divergence(threads, whole=whole, aligned=control.aligned)
         counts = None if control.count is None else np.broadcast_to(
             control.count(resident, active), threads.shape)  # fmt: skip
         if control.kind == "barrier":
@@ -118,13 +118,13 @@ class Meeting:
                 self._arrived.pop((block, number), None)
                 self._count.pop((block, number), None)
 
-    def _report_divergence(self, threads: Any, *, whole: bool) -> None:
-        """A barrier needs whole warps, and where it has no count every thread of its block."""
+    def _report_divergence(self, threads: Any, *, whole: bool, aligned: bool) -> None:
+        """An aligned barrier needs whole warps; one without a count every thread of its block."""
         resident = self._resident
         lanes = np.bincount(threads // 32, minlength=resident.size // 32)
         live = np.bincount(self._everyone[~resident.exited] // 32, minlength=resident.size // 32)
         torn = (lanes > 0) & (lanes < live)
-        if torn.any():
+        if aligned and torn.any():
             warp = int(np.argmax(torn))
             detail = f"{lanes[warp]} of {live[warp]} threads of a warp"
             resident.report("divergent barrier", warp * 32, detail)

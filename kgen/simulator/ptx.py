@@ -27,10 +27,10 @@ class Register:
 
 @dataclass(frozen=True)
 class Immediate:
-    """A constant as bits of the width at which it is used; `is_float` for 0f and 0d literals."""
+    """A constant as bits of the width at which it is used; `float_bits` for 0f and 0d literals."""
 
     bits: int
-    is_float: bool = False
+    float_bits: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,10 @@ class Kernel:
     variables: dict[str, Variable] = field(default_factory=dict)
     widths: dict[str, int] = field(default_factory=dict)  # register prefix -> bits
     max_threads: int = 1024
+
+    def width(self, register: str) -> int | None:
+        """Declared width of a register in bits, by its name or its prefix; None if it has none."""
+        return self.widths.get(register, self.widths.get(register.rstrip("0123456789")))
 
 
 @dataclass
@@ -345,11 +349,11 @@ def _operand(text: str, line: int) -> Operand:
 
 def _number(text: str, line: int) -> Immediate:
     if re.fullmatch(r"0[fF][0-9A-Fa-f]{8}", text):
-        return Immediate(int(text[2:], 16), is_float=True)
+        return Immediate(int(text[2:], 16), 32)
     if re.fullmatch(r"0[dD][0-9A-Fa-f]{16}", text):
-        return Immediate(int(text[2:], 16), is_float=True)
+        return Immediate(int(text[2:], 16), 64)
     if re.fullmatch(r"-?\d+\.\d*(?:[eE][-+]?\d+)?", text):
-        return Immediate(struct.unpack("<I", struct.pack("<f", float(text)))[0], is_float=True)
+        return Immediate(struct.unpack("<I", struct.pack("<f", float(text)))[0], 32)
     if re.fullmatch(r"-?(?:0[xX][0-9A-Fa-f]+|\d+)U?", text):
         return Immediate(int(text.rstrip("U"), 0))
     raise PtxError(f"PTX line {line}: cannot read the number {text!r}")

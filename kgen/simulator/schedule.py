@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 512  # backward branches of one group before others that could run get their turn
 _GIVE_UP = 100_000  # backward branches in a row after which a launch counts as hung
+_MOST_STEPS = 1_500_000  # instructions without a write, a barrier or an exit, likewise
 _ROUNDS = 1000  # times that every spinning group looks in vain before the launch counts as hung
 
 
@@ -30,6 +31,7 @@ class Schedule:
         self._spinning: dict[int, int] = {}  # program counter -> turn at which it ran last
         self._parked: set[int] = set()  # waits for spinning lanes of its warps
         self._turn = self._vain = 0
+        self._changed_at = 0  # step at which a group last changed something
         self.forced = False  # whether the chosen group was parked, and its lanes will not come
 
     @property
@@ -48,7 +50,7 @@ class Schedule:
 
     def choose(self, ready: dict[int, Any]) -> int:
         """The program counter of the group to run. Raises: SimulationError when hung."""
-        if self._backward > _GIVE_UP:
+        if self._backward > _GIVE_UP or self._resident.steps - self._changed_at > _MOST_STEPS:
             raise self._hung()
         self._turn += 1
         self.forced = False
@@ -70,7 +72,7 @@ class Schedule:
     def ran(self, target: int, *, looked: bool, changed: bool) -> None:
         """A group has run; `target` is where it branched back to, -1 if it did not."""
         if changed:
-            self._vain = 0
+            self._vain, self._changed_at = 0, self._resident.steps
         if target < 0:
             self._backward, self._patience = 0, _PATIENCE
             return

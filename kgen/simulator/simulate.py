@@ -103,7 +103,9 @@ def _over_limits(plan: Plan, arch: str, build: Build) -> Iterator[str]:
     """What a launch would be refused for on `arch`: shared memory, registers, threads."""
     limits, resources = ARCHS[arch], {one.kernel: one for one in build.resources}
     for launch in plan.launches:
-        kernel = resources[launch.kernel]
+        kernel = resources.get(launch.kernel)
+        if kernel is None:  # the launch itself will fail, and say so
+            continue
         smem = kernel.smem + launch.smem_bytes
         if smem > limits.smem_per_block:
             most = limits.smem_per_block

@@ -56,7 +56,7 @@ def _form(op: tuple[str, ...]) -> tuple[str, str, int]:
             count = int(one[1:])
         elif one not in _HINTS and base not in ("L1", "L2", "mmio"):
             raise PtxError(f"unknown modifier .{one}")
-    if op[-1] not in TYPE_BYTES:
+    if op[-1] not in DTYPES or op[-1] == "pred":
         raise PtxError(f"unknown type .{op[-1]}")
     return space, op[-1], count
 
@@ -119,11 +119,12 @@ def _read(
     offset = place.offset + element * size
     index = offset >> 2
     if strength.scope:
-        if resident.options.checks:
-            resident.order.loaded(place, index, strength)
         resident.polls += 1
     if resident.options.checks:
-        check_read(resident, place, index, "read", strength.scope)
+        for word in (index, index + 1)[: max(1, size // 4)]:
+            if strength.scope:
+                resident.order.loaded(place, word, strength)
+            check_read(resident, place, word, "read", strength.scope)
     if size == 4:
         return place.words[index]
     if size == 8:
@@ -139,9 +140,10 @@ def _write(
     index = offset >> 2
     resident.changes += 1
     if resident.options.checks:
-        check_write(resident, place, index, "write", strength.scope)
-        if strength.scope:
-            resident.order.stored(place, index, strength)
+        for word in (index, index + 1)[: max(1, size // 4)]:
+            check_write(resident, place, word, "write", strength.scope)
+            if strength.scope:
+                resident.order.stored(place, word, strength)
     if size == 4:
         place.words[index] = bits
     elif size == 8:
@@ -180,7 +182,7 @@ def _copy(decoder: _Decoder, instruction: Instruction) -> Step:
     """cp.async between global and shared memory, its groups and its waits."""
     op, operands = instruction.op, instruction.operands
     if op[:3] == ("cp", "async", "wait_all"):
-        return lambda resident, active: resident.copies.wait(resident, active, 0)
+        return lambda resident, active: resident.copies.wait(resident, active, None)
     if op[:3] == ("cp", "async", "commit_group"):
         return lambda resident, active: resident.copies.commit(resident, active)
     if op[:3] == ("cp", "async", "wait_group"):
@@ -188,7 +190,7 @@ def _copy(decoder: _Decoder, instruction: Instruction) -> Step:
             raise PtxError("wait_group takes a constant")
         allowed = operands[0].bits
         return lambda resident, active: resident.copies.wait(resident, active, allowed)
-    hints = [one for one in op[3:] if not one.startswith("L2__")]
+    hints = [one for one in op[3:] if one not in ("L2__64B", "L2__128B", "L2__256B")]
     if op[:2] != ("cp", "async") or op[2] not in ("ca", "cg") or hints != ["shared", "global"]:
         raise PtxError(f"unknown form {instruction.name}")
     target, source = decoder.address(operands[0]), decoder.address(operands[1])
@@ -205,13 +207,14 @@ def _copy(decoder: _Decoder, instruction: Instruction) -> Step:
         taken = np.full(wide, size) if given is None else np.broadcast_to(
             given(resident, active), wide)  # fmt: skip
         content = np.zeros((len(threads), size // 4), dtype=np.uint32)
-        reading = np.flatnonzero(taken > 0)
-        for place in resolve(resident, threads[reading], "global", origin[reading], size, "copy"):
-            count_access(resident, place, size, "loaded from")
-            rows = reading if place.kept is None else reading[place.kept]
-            for element in range(size // 4):
-                content[rows, element] = _read(resident, place, 4, element)
-        content[4 * np.arange(size // 4) >= taken[:, None]] = 0
+        for rows, start, length in _parts(taken, size):
+            read_from = origin[rows] + np.uint64(start)
+            for place in resolve(resident, threads[rows], "global", read_from, length, "copy"):
+                count_access(resident, place, length, "loaded from")
+                kept = rows if place.kept is None else rows[place.kept]
+                for element in range(length // 4):
+                    got = _read(resident, place, 4, element)
+                    content[kept, start // 4 + element] = got
         for place in resolve(resident, threads, "shared", to, size, "copy"):
             count_access(resident, place, size, "stored to")
             rows = content if place.kept is None else content[place.kept]
@@ -224,6 +227,20 @@ def _copy(decoder: _Decoder, instruction: Instruction) -> Step:
                 place.written[index] = True
 
     return copy
+
+
+def _parts(taken: Any, size: int) -> list[tuple[Any, int, int]]:
+    """What copies of `size` bytes read where some take only their first bytes.
+
+    (rows, first byte, bytes): whole copies at once, the others word by word.
+    """
+    whole = np.flatnonzero(taken >= size)
+    parts = [(whole, 0, size)] if len(whole) else []
+    for start in range(0, size, 4):
+        rows = np.flatnonzero((taken > start) & (taken < size))
+        if len(rows):
+            parts.append((rows, start, 4))
+    return parts
 
 
 _ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
@@ -244,8 +261,9 @@ def _atomic(decoder: _Decoder, instruction: Instruction) -> Step:
     op, operands = instruction.op, instruction.operands
     kind = op[-1]
     names = [one for one in op[1:-1] if one in _ATOMIC or one == "cas"]
-    rest = set(op[1:-1]) - set(names) - _HINTS - {"global", "shared", "noftz"}
-    if len(names) != 1 or rest or TYPE_BYTES.get(kind) not in (4, 8) or kind == "f64":
+    rest = set(op[1:-1]) - set(names) - _HINTS - {"global", "shared"}
+    known = {"b32", "u32", "s32", "f32", "b64", "u64", "s64"}
+    if len(names) != 1 or rest or kind not in known:
         raise PtxError(f"unknown form {instruction.name}")
     space = next((one for one in op if one in ("global", "shared")), "generic")
     returns = op[0] == "atom"
@@ -263,7 +281,8 @@ def _atomic(decoder: _Decoder, instruction: Instruction) -> Step:
         for place in resolve(resident, threads, space, where, size, "atomic"):
             count_access(resident, place, size, "stored to")
             rows = np.arange(len(threads)) if place.kept is None else place.kept
-            memory, index = place.words.view(dtype), place.offset >> 2
+            whole = len(place.words) // (size // 4) * (size // 4)
+            memory, index = place.words[:whole].view(dtype), place.offset >> 2
             resident.polls += 1
             if resident.options.checks:
                 check_write(resident, place, index, "atomic", strength.scope)

@@ -51,8 +51,8 @@ def widened(bits: Bits, width: int, kind: str) -> Bits:
     if bits.dtype.itemsize * 8 == width:
         return raw(bits)
     if kind.startswith("s"):
-        signed = np.dtype(target).name.removeprefix("u")
-        return bits.astype(signed).view(target)
+        signed = bits.view(f"int{8 * bits.dtype.itemsize}")
+        return signed.astype(f"int{width}").view(target)
     return raw(bits).astype(target)
 
 

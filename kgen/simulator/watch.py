@@ -76,6 +76,7 @@ class Shadow:
         self.writer = np.full(words, -1, dtype=np.int32)  # thread of the launch
         self.write_clock = np.zeros(words, dtype=np.int32)
         self.reader = np.full(words, -1, dtype=np.int32)  # last reader since the last write
+        self.first_reader = self.reader.copy()  # of the same instruction as the last
         self.read_clock = np.zeros(words, dtype=np.int32)
         self.readers = np.zeros(words, dtype=np.uint32)  # warps of its block that read since then
         self.reads = np.zeros((words, warps), dtype=np.int32) if warps else None
@@ -121,6 +122,9 @@ class Shadow:
         """Mask of accesses that are not ordered after all reads since the last write."""
         reader, clock = self.reader[words], self.read_clock[words]
         unordered = (reader >= 0) & (reader != who.thread) & ~who.after(reader, clock)
+        first = self.first_reader[words]
+        if (own := (reader == who.thread) & (first != reader)).any():
+            unordered |= own & ~who.after(first, clock)
         warps = who.clocks.warps
         if self.reads is not None:
             late = self.reads[words] > who.clocks.seen[who.warp]
@@ -147,6 +151,11 @@ class Shadow:
             )
         return unordered
 
+    def reader_beside(self, word: int, thread: int) -> int:
+        """A thread of the launch that read a word last and is not `thread`, if there is one."""
+        last = int(self.reader[word])
+        return int(self.first_reader[word]) if last == thread else last
+
     def note_read(self, words: Any, who: Accessors, strength: int = 0) -> None:
         """Remember reads."""
         now = who.clocks.now
@@ -168,6 +177,7 @@ class Shadow:
                 self.readers, words, np.uint32(1) << who.warp_in_block.astype(np.uint32)
             )
         self.reader[words] = who.thread
+        self.first_reader[words[::-1]] = who.thread[::-1]
         self.read_clock[words] = now
 
     def note_write(
