@@ -540,7 +540,7 @@ selp.b32 %r10, 1, 0, %p1;
 
 @pytest.mark.parametrize(
     "body",
-    ["mov.u32 %r5, %lanemask_lt;", "mov.u32 %r5, %nothing;", "mad.hi.sat.s32 %r5, %r5, %r5, %r5;",
+    ["mov.u32 %r5, %smid;", "mov.u32 %r5, %nothing;", "mad.hi.sat.s32 %r5, %r5, %r5, %r5;",
      "red.global.add.noftz.f16x2 [%rd5], %r5;", "ld.global.b128 %rd5, [%rd6];",
      "cp.async.cg.shared.global.L2::cache_hint [%r5], [%rd5], 16, %rd6;"],
 )  # fmt: skip
@@ -555,3 +555,48 @@ def test_a_wide_atomic_in_a_tensor_of_odd_length():
     memory = device.memory.allocate("sum", 12, "workspace", np.zeros(3, np.uint32))
     device.launch("k", 1, 64, 0, [memory.base])
     assert memory.words.tolist() == [192, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [("popc.u32", [48, 64]), ("and.pred", [0, 1]), ("or.pred", [1, 1])],
+)
+def test_a_barrier_may_reduce_a_predicate_over_its_block(form, wanted):
+    """True for threads of 16 and more in the first block, for all in the second."""
+    target, after = ("%r10", "") if "u32" in form else ("%p2", "selp.u32 %r10, 1, 0, %p2;\n")
+    body = f"{THREAD}setp.ge.u32 %p1, %r4, 16;\nbar.red.{form} {target}, 0, %p1;\n{after}{STORE}"
+    out, device = run(ptx(body))
+    np.testing.assert_array_equal(out, np.repeat(wanted, 64))
+    assert not device.findings
+
+
+def test_a_reducing_barrier_orders_as_any_other():
+    body = f"""{THREAD}mov.u64 %rd5, shared;
+mul.wide.u32 %rd6, %r1, 4;
+add.s64 %rd7, %rd5, %rd6;
+st.shared.u32 [%rd7], %r4;
+setp.eq.u32 %p1, %r1, 0;
+barrier.cta.red.popc.aligned.u32 %r9, 0, %p1;
+xor.b32 %r8, %r1, 63;
+mul.wide.u32 %rd8, %r8, 4;
+add.s64 %rd9, %rd5, %rd8;
+ld.shared.u32 %r10, [%rd9];
+{STORE}"""
+    out, device = run(ptx(body, head=".shared .align 4 .b8 shared[256];\n"))
+    np.testing.assert_array_equal(out, np.arange(128) ^ 63)
+    assert not device.findings
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("eq", 1 << LANE),
+        ("lt", (1 << LANE) - 1),
+        ("le", (2 << LANE) - 1),
+        ("gt", 0xFFFFFFFF & ~((2 << LANE) - 1)),
+        ("ge", 0xFFFFFFFF & ~((1 << LANE) - 1)),
+    ],
+)
+def test_lane_masks(name, wanted):
+    out, _ = run(ptx(f"{THREAD}mov.u32 %r10, %lanemask_{name};\n{STORE}"), blocks=1)
+    np.testing.assert_array_equal(out, wanted)

@@ -33,9 +33,26 @@ if TYPE_CHECKING:
 
 SPECIALS = {f"%{name}.{axis}" for name in ("tid", "ctaid", "ntid", "nctaid") for axis in "xyz"}
 SPECIALS |= {"%laneid", "%warpid"}
+SPECIALS |= {f"%lanemask_{order}" for order in ("lt", "le", "eq", "ge", "gt")}
 
 Active = Any  # indices of the active threads, or None for all
 Step = Callable[["Resident", Active], None]
+
+
+@dataclass(frozen=True)
+class Vote:
+    """What bar.red does beside waiting: `reduce` the predicates of all and store the result."""
+
+    predicate: Callable[[Resident, Active], Any]
+    reduce: Callable[[Any], Any]
+    store: Callable[[Resident, Active, Any], None]
+
+
+_REDUCTIONS: dict[tuple[str, ...], Callable[[Any], Any]] = {
+    ("popc", "u32"): lambda votes: np.array([np.count_nonzero(votes)], dtype=np.uint32),
+    ("and", "pred"): lambda votes: np.array([votes.all()]),
+    ("or", "pred"): lambda votes: np.array([votes.any()]),
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,7 @@ class Control:
     barrier: Callable[[Resident, Active], Any] | None = None
     count: Callable[[Resident, Active], Any] | None = None
     aligned: bool = True  # whether it needs whole warps
+    vote: Vote | None = None  # of a barrier that also reduces a predicate over its threads
 
 
 @dataclass(frozen=True)
@@ -88,7 +106,7 @@ class _Decoder:
             return Decoded(instruction, None, self._branch(operands[0]), "control")
         if op[0] in ("ret", "exit"):
             return Decoded(instruction, None, Control("exit"), "control")
-        if op[0] in ("bar", "barrier") and op[1] in ("sync", "arrive", "cta"):
+        if op[0] in ("bar", "barrier") and op[1] in ("sync", "arrive", "red", "cta"):
             return Decoded(instruction, None, self._barrier(op, operands), "barrier")
         if op[0] == "mbarrier":
             return Decoded(instruction, mbarriers.decode(self, instruction), None, "mbarrier")
@@ -115,12 +133,26 @@ class _Decoder:
 
     def _barrier(self, op: tuple[str, ...], operands: tuple[Operand, ...]) -> Control:
         names = set(op[1:]) - {"cta", "aligned"}
+        aligned = op[0] == "bar" or "aligned" in op
+        if "red" in names:
+            return self._voting_barrier(op, operands, aligned=aligned)
         if names not in ({"sync"}, {"arrive"}):
             raise PtxError(f"unknown barrier form {'.'.join(op)}")
         kind = "arrive" if "arrive" in names else "barrier"
         count = self.source(operands[1], "u32") if len(operands) > 1 else None
-        aligned = op[0] == "bar" or "aligned" in op
         return Control(kind, -1, self.source(operands[0], "u32"), count, aligned)
+
+    def _voting_barrier(
+        self, op: tuple[str, ...], operands: tuple[Operand, ...], *, aligned: bool
+    ) -> Control:
+        """bar.red.op.type d, a{, b}, {!}c: a barrier with a reduction of predicates."""
+        form = tuple(one for one in op[1:] if one not in ("cta", "red", "aligned"))
+        reduce = _REDUCTIONS.get(form)
+        if reduce is None or len(operands) not in (3, 4):
+            raise PtxError(f"unknown barrier form {'.'.join(op)}")
+        vote = Vote(self.source(operands[-1], "pred"), reduce, self.target(operands[0], op[-1]))
+        count = self.source(operands[2], "u32") if len(operands) == 4 else None
+        return Control("barrier", -1, self.source(operands[1], "u32"), count, aligned, vote)
 
     def _arithmetic(self, instruction: Instruction) -> Step:
         op, operands = instruction.op, instruction.operands

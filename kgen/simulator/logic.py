@@ -146,6 +146,20 @@ def _clz(modifiers: tuple[str, ...]) -> Operation:
         np.log2(a.astype(np.float64) + 1)).astype(np.uint32))  # fmt: skip
 
 
+@opcode("bfind")
+def _bfind(modifiers: tuple[str, ...]) -> Operation:
+    if modifiers not in (("u32",), ("shiftamt", "u32")):
+        raise refuse("bfind", modifiers)
+    from_top = "shiftamt" in modifiers
+
+    def find(a: Any) -> Any:  # all ones where no bit is set
+        highest = np.floor(np.log2(np.maximum(a, 1).astype(np.float64))).astype(np.uint32)
+        place = np.uint32(31) - highest if from_top else highest
+        return np.where(a == 0, np.uint32(0xFFFFFFFF), place)
+
+    return Operation(("u32",), "u32", find)
+
+
 @opcode("brev")
 def _brev(modifiers: tuple[str, ...]) -> Operation:
     if modifiers != ("b32",):

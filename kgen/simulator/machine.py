@@ -28,6 +28,15 @@ from kgen.simulator.watch import Accessors, Shadow
 Active = Any
 
 
+_LANEMASKS = {  # bit i is lane i: those before, from, behind a lane, and itself
+    "lt": lambda lane: (1 << lane) - 1,
+    "le": lambda lane: (2 << lane) - 1,
+    "eq": lambda lane: 1 << lane,
+    "ge": lambda lane: 0xFFFFFFFF & ~((1 << lane) - 1),
+    "gt": lambda lane: 0xFFFFFFFF & ~((2 << lane) - 1),
+}
+
+
 class Resident:
     """Blocks that run in lockstep: registers, shared memory, program counters."""
 
@@ -111,6 +120,8 @@ class Resident:
         }
         if name in values:
             return values[name]
+        if name.startswith("%lanemask_"):
+            return _LANEMASKS[name.removeprefix("%lanemask_")](tid % 32)
         return np.array([0 if name.startswith(("%tid", "%ctaid")) else 1])
 
     def address_of(self, symbol: str) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kgen.simulator.clocks import Known
-from kgen.simulator.decode import Control
+from kgen.simulator.decode import Control, Vote
 from kgen.simulator.device import SimulationError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ class Meeting:
         self._block = self._everyone // resident.threads_per_block
         self._at = np.full(resident.size, -1)  # which barrier a thread waits at
         self._resume = np.zeros(resident.size, dtype=np.int64)
+        self._votes = np.zeros(resident.size, dtype=np.bool_)  # predicates brought to bar.red
         self._count: dict[tuple[int, int], int] = {}  # (block, barrier) -> threads it is for
         # (block, barrier) -> threads that only arrived, with what they had done until then.
         self._arrived: dict[tuple[int, int], list[tuple[Any, Known]]] = {}
@@ -51,6 +52,8 @@ class Meeting:
         if control.kind == "barrier":
             self._at[threads] = number
             self._resume[threads] = pc + 1
+        if control.vote is not None:
+            self._votes[threads] = control.vote.predicate(resident, active)
         of = self._block[threads]
         for block in np.unique(of).tolist():
             mine = threads[of == block]
@@ -61,7 +64,7 @@ class Meeting:
                 self._arrived.setdefault((block, number), []).append((mine, known))
         if control.kind == "arrive":
             resident.make_ready(pc + 1, active)
-        self._release(number, np.unique(of), whole=whole)
+        self._release(number, np.unique(of), whole=whole, vote=control.vote)
 
     def waiting(self) -> list[tuple[int, int, Any]]:
         """(barrier, program counter, threads) of those that wait."""
@@ -82,7 +85,7 @@ class Meeting:
             detail = f"barrier {number} for {count} threads, which is no whole number of warps"
             resident.report("barrier count", threads[0], detail)
 
-    def _release(self, number: int, blocks: Any, *, whole: bool) -> None:
+    def _release(self, number: int, blocks: Any, *, whole: bool, vote: Vote | None) -> None:
         """Let go the blocks whose barrier is complete.
 
         More threads than a count says meet in turns, as many as it says each time.
@@ -111,6 +114,8 @@ class Meeting:
                 if len(now):
                     resident.clocks.join(np.unique(now // 32), told)
                     self._at[now] = -1
+                    if vote is not None:
+                        vote.store(resident, now, vote.reduce(self._votes[now]))
                     for resume in np.unique(self._resume[now]).tolist():
                         resident.make_ready(resume, now[self._resume[now] == resume])
                 present -= expected
