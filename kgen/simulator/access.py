@@ -101,7 +101,7 @@ def _divided(
     kept = None
     if outside.any():
         first = int(np.argmax(outside))
-        where = f"{space} address {int(address[first].astype(np.int64))} of {memory.size}"
+        where = f"{space} address {_signed(int(address[first]))} of {memory.size}"
         resident.report("out of bounds", threads[first], f"{what} of {size} bytes at {where}")
         kept = np.flatnonzero(~outside)
         threads, address, owner = threads[kept], address[kept], owner[kept]
@@ -222,6 +222,14 @@ def check_write(
             detail = f"{what} {_where(place, first)} a second time in this launch"
             resident.report("output written twice", place.threads[first], detail)
         counts[index] = 1
+
+
+def _signed(address: int) -> int:
+    """An address below 0 as such: it has wrapped at 32 bits or at 64, as its register is wide."""
+    for bits in (32, 64):
+        if 1 << (bits - 1) <= address < 1 << bits:
+            return address - (1 << bits)
+    return address
 
 
 def _where(place: Place, first: int) -> str:
