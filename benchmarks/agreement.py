@@ -27,15 +27,12 @@ from kgen.simulator.candidate import SimulatedCandidate
 from kgen.simulator.device import Options
 from kgen.simulator.reduce import reduced
 from kgen.simulator.simulate import Simulation
-from kgen.spec import Schedule
 
 CASES = (("uniform", 0), ("normal x3", 1), ("one huge value", 2))
 
 
 def compare(path: Path, strategy: str) -> list[dict[str, object]]:
-    spec = kgen.load_spec(path)
-    if spec.schedule.strategy != strategy:
-        spec = spec.model_copy(update={"schedule": Schedule(strategy=strategy)})
+    spec = kgen.load_spec(path).with_strategy(strategy)
     arch = native_arch(*torch.cuda.get_device_capability())
     small, _ = reduced(spec, ARCHS[arch])
     small = small.model_copy(update={"targets": (arch,)})

@@ -114,9 +114,7 @@ def measure(path: Path, strategies: list[str], rounds: int) -> dict[str, object]
     spec = kgen.load_spec(path)
     variants = {spec.schedule.strategy or "chosen": spec}
     for strategy in strategies:
-        if strategy not in variants:
-            schedule = type(spec.schedule)(strategy=strategy)
-            variants[strategy] = spec.model_copy(update={"schedule": schedule})
+        variants.setdefault(strategy, spec.with_strategy(strategy))
     batch = 16 if spec.problem.batch == "dynamic" else spec.problem.batch
     x, parameters = draw(spec, batch, "uniform", 0, "cuda")
     eager = EagerBlock(spec).cuda().eval()

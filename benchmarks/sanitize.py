@@ -24,7 +24,6 @@ import numpy as np
 import kgen
 from kgen.build import compile_kernel
 from kgen.emit import make_manifest, render
-from kgen.spec import Schedule
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 STRATEGIES = ("two_kernel", "hybrid")
@@ -32,10 +31,7 @@ DYNAMIC_BATCH = 3
 
 
 def variant(path: str, strategy: str) -> kgen.Spec:
-    spec = kgen.load_spec(path)
-    if spec.schedule.strategy != strategy:
-        spec = spec.model_copy(update={"schedule": Schedule(strategy=strategy)})
-    return spec
+    return kgen.load_spec(path).with_strategy(strategy)
 
 
 def kernel_digest(spec: kgen.Spec) -> str:

@@ -306,6 +306,13 @@ class Spec(_Model):
         """Names of the chain's learned parameters, in order."""
         return tuple(step.parameter for step in self.pointwise if step.parameter is not None)
 
+    def with_strategy(self, strategy: str) -> Spec:
+        """The same block computed another way, knobs left to the plan; itself if it is that way."""
+        if self.schedule.strategy == strategy:
+            return self
+        schedule = Schedule.model_validate({"strategy": strategy})
+        return self.model_copy(update={"schedule": schedule})
+
     def canonical(self) -> dict[str, Any]:
         """Plain JSON values, defaults filled in; the same for every way of writing the spec."""
         return self.model_dump(mode="json")

@@ -401,6 +401,13 @@ def test_regenerate_on_mismatch():
         assert (block(x).double() - wanted).abs().max() < 1e-4
 
 
+def test_a_sparse_input_raises(tmp_path):
+    package = import_package(kgen.emit(spec_of("two_kernel", height=20, width=24), tmp_path))
+    x = torch.zeros(2, 8, 20, 24, device="cuda").to_sparse()
+    with pytest.raises(TypeError, match=r"x is torch\.sparse_coo, built for torch\.strided"):
+        package.FusedBlock(device="cuda")(x)
+
+
 def test_built_cubins_need_no_compiler(tmp_path):
     spec = spec_of("two_kernel", height=20, width=24)
     major, minor = torch.cuda.get_device_capability()

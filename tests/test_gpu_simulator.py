@@ -8,7 +8,7 @@ import pytest
 
 from kgen.package import import_package
 from kgen.plan import make_plan
-from kgen.spec import Schedule, load_spec
+from kgen.spec import load_spec
 
 torch = pytest.importorskip("torch")
 
@@ -29,9 +29,7 @@ SPECS = sorted((Path(__file__).parent.parent / "specs").glob("*.yaml"))
 @pytest.mark.parametrize("strategy", ["two_kernel", "hybrid"])
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_simulator_and_gpu_agree_within_rounding(tmp_path, path, strategy):
-    spec = load_spec(path)
-    if spec.schedule.strategy != strategy:
-        spec = spec.model_copy(update={"schedule": Schedule(strategy=strategy)})
+    spec = load_spec(path).with_strategy(strategy)
     arch = native_arch(*torch.cuda.get_device_capability())
     small, _ = reduced(spec, ARCHS[arch])
     small = small.model_copy(update={"targets": (arch,)})

@@ -9,23 +9,17 @@ import pytest
 
 import kgen
 from kgen.constraints import check
-from kgen.spec import Schedule, load_spec
+from kgen.spec import load_spec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvrtc]
 
 SPECS = sorted((Path(__file__).parent.parent / "specs").glob("*.yaml"))
 
 
-def with_strategy(spec, strategy):
-    if spec.schedule.strategy == strategy:
-        return spec
-    return spec.model_copy(update={"schedule": Schedule(strategy=strategy)})
-
-
 @pytest.mark.parametrize("strategy", ["two_kernel", "hybrid"])
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_shipped_spec_is_right_at_full_size(path, strategy):
-    spec = with_strategy(load_spec(path), strategy)
+    spec = load_spec(path).with_strategy(strategy)
     assert check(spec) == []
     report = kgen.verify(spec)
     assert report.passed, report.table()

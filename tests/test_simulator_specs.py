@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import kgen
-from kgen.spec import Schedule, load_spec
+from kgen.spec import load_spec
 
 torch = pytest.importorskip("torch")
 
@@ -26,9 +26,7 @@ SPECS = sorted((Path(__file__).parent.parent / "specs").glob("*.yaml"))
 
 
 def variant(path, strategy, targets=("sm_80", "sm_90a", "sm_120")):
-    spec = load_spec(path)
-    if spec.schedule.strategy != strategy:
-        spec = spec.model_copy(update={"schedule": Schedule(strategy=strategy)})
+    spec = load_spec(path).with_strategy(strategy)
     return spec.model_copy(update={"targets": targets})
 
 
@@ -162,9 +160,7 @@ def test_few_cases_are_named_as_few(monkeypatch):
 
 def test_a_package_broken_by_hand_is_reported_with_what_was_found(tmp_path):
     """Wrong values do not hide the finding behind them; a run that cannot end is not repeated."""
-    spec = load_spec(SPECS[0].parent / "conv8x8_1x1out.yaml")
-    schedule = Schedule(strategy="two_kernel")
-    spec = spec.model_copy(update={"schedule": schedule})
+    spec = load_spec(SPECS[0].parent / "conv8x8_1x1out.yaml").with_strategy("two_kernel")
     folder = kgen.emit(spec, tmp_path)
     kernel = folder / "kernel.cu"
     source = kernel.read_text()

@@ -12,6 +12,7 @@ from helpers import (
     issues_of,
     issues_of_text,
     only_issue,
+    spec_of,
     variant,
 )
 
@@ -570,3 +571,14 @@ def test_wrong_specs_are_invalid_under_the_schema(change):
     validator = jsonschema.Draft202012Validator(json_schema())
     assert validator.is_valid(demo())
     assert not validator.is_valid(variant(**change))
+
+
+def test_with_strategy_leaves_the_knobs_to_the_plan():
+    spec = spec_of(schedule={"strategy": "two_kernel", "tile_h": 8})
+    assert spec.with_strategy("two_kernel") is spec
+    other = spec.with_strategy("hybrid")
+    assert (other.schedule.strategy, other.schedule.tile_h) == ("hybrid", None)
+    assert other.problem == spec.problem
+    assert other.hash() == spec_of(schedule={"strategy": "hybrid"}).hash()
+    with pytest.raises(ValueError, match="winograd"):
+        spec.with_strategy("winograd")

@@ -317,16 +317,16 @@ def define_op(
     name: str,
     arguments: Sequence[str],
     cuda: Callable[..., torch.Tensor],
-    cpu: Callable[..., torch.Tensor],
+    elsewhere: Callable[..., torch.Tensor],
     differentiable: Callable[..., torch.Tensor],
     output: tuple[int, int, int],
 ) -> Callable[..., torch.Tensor]:
-    """Register `kgen::<name>_<content hash>` with CUDA, CPU, meta and gradient implementations.
+    """Register `kgen::<name>_<content hash>` for every device, for meta tensors and gradients.
 
     The name follows from the package's files, so that two packages never share an op and the same
-    package imported twice registers once. arguments: names of the op's tensors, x first.
-    output: (C_out, P, Q) of the result. The gradient the block with `differentiable`,
-    the same function in torch ops.
+    package imported twice registers once. arguments: names of the op's tensors, x first. cuda: the
+    op on CUDA tensors. elsewhere: the op on all others, sparse ones too, which it refuses.
+    differentiable: the op in torch ops; the gradient is this function's. output: (C_out, P, Q).
     """
     content = hashlib.sha256()
     for file in ("__init__.py", "kernel.cu", "manifest.json"):
@@ -337,7 +337,7 @@ def define_op(
         tensors = ", ".join(f"Tensor {one}" for one in arguments)
         library.define(f"{name}({tensors}) -> Tensor")
         library.impl(name, cuda, "CUDA")
-        library.impl(name, cpu, "CPU")
+        library.impl(name, elsewhere, "CompositeExplicitAutograd")
 
         def fake(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
             if any(one.device != x.device for one in parameters):

@@ -50,7 +50,7 @@ def _cuda(x, *parameters):
     return block.forward(x, dict(zip(PARAMETERS, parameters)))
 
 
-def _cpu(x, *parameters):
+def _elsewhere(x, *parameters):
     block.check(x, dict(zip(PARAMETERS, parameters)))
     return eager(x, *parameters).contiguous()
 
@@ -61,7 +61,7 @@ fused_block = _runtime.define_op(
     manifest["name"],
     ("x", "conv_weight", "conv_bias", "bias", "gamma", "beta"),
     _cuda,
-    _cpu,
+    _elsewhere,
     differentiable=eager,
     output=(64, 255, 257),
 )
