@@ -1,8 +1,10 @@
 """Writes the README's table of measured figures from a result file; nothing is typed by hand.
 
-    python benchmarks/table.py benchmarks/results/h200_blocks.json --write README.md
+    python benchmarks/table.py benchmarks/results/h200_blocks.json \\
+        --again benchmarks/results/h200_blocks_again.json --write README.md
 
-Without --write the table is printed.
+--again: a second run of the same blocks; how far its medians are from the first's is told below the
+table. Without --write the table is printed.
 """
 
 from __future__ import annotations
@@ -37,6 +39,20 @@ def table(path: Path) -> str:
     return "\n".join(lines)
 
 
+def repeatability(path: Path, again: Path) -> str:
+    """The largest change of a block's median from one run to the next, for each column."""
+    first, second = (json.loads(one.read_text())["specs"] for one in (path, again))
+    changes: dict[str, float] = {}
+    for one, other in zip(first, second, strict=True):
+        if one["spec_hash"] != other["spec_hash"]:
+            raise SystemExit(f"{again}: {other['name']} is not the block of {path}")
+        for label, row in one["rows"].items():
+            change = abs(other["rows"][label]["graph"]["median"] / row["graph"]["median"] - 1)
+            changes[label] = max(change, changes.get(label, 0.0))
+    told = ", ".join(f"{label} {100 * change:.1f} %" for label, change in changes.items())
+    return f"Largest change of a median in a second run, `{again.as_posix()}`: {told}."
+
+
 def insert(text: str, body: str) -> str:
     head, rest = text.split(BEGIN)
     _, tail = rest.split(END)
@@ -46,9 +62,12 @@ def insert(text: str, body: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("results", type=Path)
+    parser.add_argument("--again", type=Path)
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
     body = table(arguments.results)
+    if arguments.again is not None:
+        body += f"\n\n{repeatability(arguments.results, arguments.again)}"
     if arguments.write is None:
         print(body)
     else:
