@@ -189,6 +189,7 @@ def check_write(
     note: whether the write takes effect now; an asynchronous copy is noted when it is waited for.
     """
     resident.bulk.check_access(resident, place, index, what, writes=True)
+    resident.warpgroups.check_write(resident, place, index, what)
     if not strength and resident.order.published:
         resident.order.published.forget(resident.order.memory(place), index)
     shadow = resident.shadow(place)

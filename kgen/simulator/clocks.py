@@ -30,18 +30,25 @@ class Known:
 class Clocks:
     """Vector clocks of the warps of the resident blocks.
 
-    now: the time. seen: see above. synced: when the lanes of a warp were last ordered. phases: the
-    completed phases of each mbarrier of the block that a warp has waited for. crossed: whether any
-    warp knows of another block.
+    now: the time. seen: see above, and behind the columns of the warps some for `agents` that work
+    beside them, as warpgroups' products do. synced: when the lanes of a warp were last ordered.
+    phases: the completed phases of each mbarrier of the block that a warp has waited for. crossed:
+    whether any warp knows of another block.
     """
 
     def __init__(
-        self, blocks: int, warps: int, first_block: int = 0, all_blocks: int = 0, start: int = 1
+        self,
+        blocks: int,
+        warps: int,
+        first_block: int = 0,
+        all_blocks: int = 0,
+        start: int = 1,
+        agents: int = 0,
     ) -> None:
         self.warps, self.first_block = warps, first_block
         self.all_warps = max(blocks, all_blocks) * warps
         self.now = start
-        self.seen = np.zeros((blocks * warps, warps), dtype=np.int32)
+        self.seen = np.zeros((blocks * warps, warps + agents), dtype=np.int32)
         self.synced = np.zeros(blocks * warps, dtype=np.int32)
         self.phases = np.zeros((blocks * warps, 1), dtype=np.int32)
         self.crossed = False
@@ -74,7 +81,9 @@ class Clocks:
             self._learn(warps, row)
             first = block * self.warps
             own = row[first : first + self.warps]
-            self.seen[warps] = np.maximum(self.seen[warps], own)
+            seen = self.seen[warps]
+            np.maximum(seen[:, : self.warps], own, out=seen[:, : self.warps])
+            self.seen[warps] = seen
             self.synced[warps] = np.maximum(self.synced[warps], own[warps % self.warps] + 1)
 
     def join(self, waited: Any, arrived: list[Known]) -> None:
@@ -110,7 +119,7 @@ class Clocks:
             np.zeros(self.all_warps, dtype=np.int32) if known.outer is None else known.outer.copy()
         )
         part = row[known.block * self.warps : (known.block + 1) * self.warps]
-        np.maximum(part, known.inner, out=part)
+        np.maximum(part, known.inner[: self.warps], out=part)
         return Known(-1, None, None, row)
 
     def known(self, warps: Any, others: Any) -> Any:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kgen.simulator import bulk, collectives, mbarriers, ordering, tensor, transfers
+from kgen.simulator import bulk, collectives, mbarriers, ordering, tensor, transfers, warpgroup
+from kgen.simulator.inflight import Registry, watch
 from kgen.simulator.ops import decode as decode_arithmetic
 from kgen.simulator.ptx import (
     Address,
@@ -75,6 +76,7 @@ class Decoded:
     step: Step | None
     control: Control | None
     category: str
+    by_warpgroup: bool = False  # whether four whole warps execute it
 
     @property
     def together(self) -> bool:
@@ -93,12 +95,13 @@ def decode_kernel(kernel: Kernel) -> list[Decoded]:
             raise PtxError(
                 f"PTX line {instruction.line}: {error} in `{' '.join(instruction.text.split())}`"
             ) from None
-    return result
+    return watch(result, decoder.registry)
 
 
 class _Decoder:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
+        self.registry = Registry()
 
     def decode(self, instruction: Instruction) -> Decoded:
         op, operands = instruction.op, instruction.operands
@@ -120,9 +123,14 @@ class _Decoder:
         if op[0] in tensor.OPCODES:
             step, category = tensor.decode(self, instruction)
             return Decoded(instruction, step, None, category)
+        if op[0] in warpgroup.OPCODES:
+            step, wide = warpgroup.decode(self, instruction), op[1] == "mma_async"
+            return Decoded(instruction, step, None, "tensor core" if wide else "fence", wide)
         if op[0] in collectives.OPCODES:
             return Decoded(instruction, collectives.decode(self, instruction), None, "collective")
-        if op[0] in ("nanosleep", "setmaxnreg", "griddepcontrol"):
+        if op[0] == "setmaxnreg":
+            return Decoded(instruction, tensor.whole_warps_only, None, "fence")
+        if op[0] in ("nanosleep", "griddepcontrol"):
             return Decoded(instruction, lambda resident, active: None, None, "fence")
         return Decoded(instruction, self._arithmetic(instruction), None, _category(op))
 

@@ -10,7 +10,7 @@ import numpy as np
 from kgen.simulator.decode import Decoded, decode_kernel
 from kgen.simulator.memory import Allocation, GlobalMemory
 from kgen.simulator.ordering import Publications
-from kgen.simulator.ptx import Kernel, Module, Variable, parse
+from kgen.simulator.ptx import Kernel, Module, PtxError, Variable, parse
 from kgen.simulator.watch import Findings, Shadow
 
 
@@ -95,6 +95,9 @@ class Device:
             self._decoded[kernel] = decode_kernel(code)
         from kgen.simulator.machine import Resident
 
+        if self.module.target != "sm_90a" and _uses_wgmma(self._decoded[kernel]):
+            raise PtxError(f"wgmma needs target sm_90a, the module is for {self.module.target}")
+
         launch = Launch(self, code, self._decoded[kernel], blocks, threads, smem_bytes, arguments)
         step = blocks if cooperative else max(1, self.options.resident_threads // threads)
         with np.errstate(all="ignore"):
@@ -134,9 +137,11 @@ class Launch:
         self.shadows: dict[str, Shadow] = {}
         self.published, self.time = Publications(), 1  # order between blocks
         names = {one.instruction.op[0] for one in code}
+        self.wgmma = _uses_wgmma(code)
         counted = any(one.control is not None and one.control.count is not None for one in code)
         self.bulk = any(one.instruction.op[:3] == ("cp", "async", "bulk") for one in code)
-        self.fine = self.bulk or counted or "mbarrier" in names  # warps synchronise unevenly
+        # Whether warps synchronise unevenly.
+        self.fine = self.bulk or self.wgmma or counted or "mbarrier" in names
         self.write_counts: dict[str, Any] = {}
 
     def _lay_out(self, variables: list[Variable], space: str) -> int:
@@ -148,3 +153,8 @@ class Launch:
             self.offsets[one.name] = end
             end += one.size
         return end
+
+
+def _uses_wgmma(code: list[Decoded]) -> bool:
+    """Whether a kernel has instructions of warpgroups."""
+    return any(one.instruction.op[0] == "wgmma" for one in code)

@@ -18,9 +18,11 @@ from kgen.simulator.clocks import Clocks
 from kgen.simulator.copies import AsyncCopies
 from kgen.simulator.decode import Control, Decoded
 from kgen.simulator.device import Launch, SimulationError
+from kgen.simulator.inflight import InFlight
 from kgen.simulator.meeting import Meeting
 from kgen.simulator.memory import DividedMemory
 from kgen.simulator.ordering import Order
+from kgen.simulator.products import Warpgroups
 from kgen.simulator.ptx import PtxError
 from kgen.simulator.schedule import Schedule, incomplete
 from kgen.simulator.watch import Accessors, Shadow
@@ -51,8 +53,10 @@ class Resident:
         self.shared = DividedMemory(blocks, launch.shared_size)
         self.local = DividedMemory(self.size, launch.local_size)
         warps = launch.threads // 32
-        self.clocks = Clocks(blocks, warps, first_block, launch.blocks, launch.time)
+        agents = -(-warps // 4) if launch.wgmma else 0
+        self.clocks = Clocks(blocks, warps, first_block, launch.blocks, launch.time, agents)
         self.copies, self.bulk, self.order = AsyncCopies(self.size), Bulk(), Order(self)
+        self.warpgroups, self.inflight = Warpgroups(self), InFlight(self)
         # What waiting loops look at: strong reads and failed waits; and what may end them.
         self.polls = self.changes = 0
         self.steps = 0  # instructions run, each for a whole group
@@ -65,8 +69,9 @@ class Resident:
         self._now: Decoded = launch.code[0]
         self.shared_shadow: Shadow | None = None
         if self.options.checks:
-            self.shared_shadow = Shadow(len(self.shared.words), warps if launch.fine else 0)
-            if launch.bulk:
+            columns = warps + agents if launch.fine else 0
+            self.shared_shadow = Shadow(len(self.shared.words), columns)
+            if launch.bulk or launch.wgmma:
                 self.shared_shadow.watch_bulk()
         self._traced = self._trace_index()
 
@@ -76,8 +81,15 @@ class Resident:
         """A register's bits for the active threads; one element if all threads agree."""
         bits = self._registers.get(name)
         if bits is None:
-            bits = self._registers[name] = self._undefined(name)
+            bits = self.warpgroups.held(name)
+            if bits is None:
+                bits = self._registers[name] = self._undefined(name)
         return bits if active is None or len(bits) == 1 else bits[active]
+
+    def _kept(self, name: str) -> Any:
+        """A register of all threads, kept here or among the accumulators; None if unwritten."""
+        bits = self._registers.get(name)
+        return self.warpgroups.held(name) if bits is None else bits
 
     def _undefined(self, name: str) -> Any:
         """What a register holds that nothing has written: the compiler may read it on paths where
@@ -93,13 +105,20 @@ class Resident:
         if active is None:
             self._registers[name] = bits
             return
-        old = self._registers.get(name)
+        old = self._kept(name)
         if old is None:
             old = self._undefined(name)
         # A copy: another register may share the array.
         full = np.full(self.size, old[0], dtype=bits.dtype) if len(old) == 1 else old.copy()
         full[active] = bits
         self._registers[name] = full
+
+    def take(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """Take those of some registers out that are kept here."""
+        registers = self._registers
+        if registers.keys().isdisjoint(names):
+            return {}
+        return {name: registers.pop(name) for name in names if name in registers}
 
     def special(self, name: str, active: Active) -> Any:
         """A special register's value, uint32."""
@@ -229,8 +248,11 @@ class Resident:
         while pc < stop:
             now = self._now = code[pc]
             self.steps += 1
-            if now.together and (self._schedule.spins or self._schedule.forced):
-                active = self._whole_warps(pc, active, forced=self._schedule.forced and pc == start)
+            if now.by_warpgroup or (
+                now.together and (self._schedule.spins or self._schedule.forced)
+            ):
+                forced = self._schedule.forced and pc == start
+                active = self._whole(pc, active, forced=forced, by_warpgroup=now.by_warpgroup)
                 if active is not None and not len(active):
                     return -1
                 here = self.size if active is None else len(active)
@@ -261,14 +283,14 @@ class Resident:
         self.make_ready(pc, active)
         return -1
 
-    def _whole_warps(self, pc: int, active: Active, *, forced: bool) -> Active:
-        """The threads whose whole warp is here; the others wait for lanes that spin.
+    def _whole(self, pc: int, active: Active, *, forced: bool, by_warpgroup: bool) -> Active:
+        """The threads whose whole warp or warpgroup is here; the others wait for those that spin.
 
-        forced: those lanes will not come, so that warps of which none is whole go on as they are.
+        forced: those will not come, so that warps of which none is whole go on as they are.
         """
         threads = self.threads(active)
-        torn = incomplete(self, threads)
-        if not torn.any() or (forced and torn.all()):
+        torn = self.warpgroups.torn(active) if by_warpgroup else incomplete(self, threads)
+        if torn is None or not torn.any() or (forced and torn.all()):
             return active
         self.make_ready(pc, threads[torn])
         self._schedule.park(pc)
@@ -342,7 +364,7 @@ class Resident:
         instruction, shown = self._now.instruction, ""
         for operand in instruction.operands[:1]:
             names = getattr(operand, "items", (operand,))
-            values = [self._registers.get(getattr(one, "name", "")) for one in names]
+            values = [self._kept(getattr(one, "name", "")) for one in names]
             shown = ", ".join(
                 f"{one[0 if len(one) == 1 else self._traced]:#x}"
                 if one.dtype != np.bool_

@@ -36,6 +36,10 @@ FACTORIES: dict[str, Factory] = {}
 def decode(op: tuple[str, ...]) -> Operation:
     """The operation of an opcode. Raises: PtxError naming an opcode that is not known."""
     _load_families()
+    if op[0] in ("dp2a", "dp4a"):
+        from kgen.simulator import dots
+
+        return dots.decode(op)
     factory = FACTORIES.get(op[0])
     if factory is None:
         raise PtxError(f"unknown opcode {'.'.join(op)}")

@@ -42,7 +42,7 @@ def decode(decoder: _Decoder, instruction: Instruction) -> tuple[Step, str]:
 # ---- Warps --------------------------------------------------------------------------------------
 
 
-def _require_whole(resident: Resident, threads: Any) -> None:
+def require_whole(resident: Resident, threads: Any) -> None:
     """Report a warp of which some threads are elsewhere or have exited: all must take part."""
     here = np.bincount(threads // 32, minlength=resident.size // 32)
     torn = (here > 0) & (here < 32)
@@ -52,6 +52,11 @@ def _require_whole(resident: Resident, threads: Any) -> None:
         resident.report(
             "divergent warp instruction", first, f"{here[warp]} of 32 threads of the warp are here"
         )
+
+
+def whole_warps_only(resident: Resident, active: Active) -> None:
+    """The step of an instruction that does nothing here but needs whole warps."""
+    require_whole(resident, resident.threads(active))
 
 
 def _by_warp(resident: Resident, active: Active, values: Any) -> Any:
@@ -105,12 +110,12 @@ def fragment_b(k: int, each: int) -> tuple[Any, Any]:
     return along, np.broadcast_to(_GROUP, along.shape)
 
 
-def _order(fragment: tuple[Any, Any], columns: int) -> Any:
+def fragment_order(fragment: tuple[Any, Any], columns: int) -> Any:
     """For each matrix element in row-major order where [elements, lanes], flattened, has it."""
     return np.argsort((fragment[0] * columns + fragment[1]).reshape(-1))
 
 
-def _unpack(kind: str) -> Callable[[Any], tuple[Any, ...]]:
+def unpack(kind: str) -> Callable[[Any], tuple[Any, ...]]:
     """The elements of 32-bit registers, low half first, as fp32."""
     if kind == "tf32":  # the low 13 bits are ignored
         return lambda bits: (to_tf32(bits, "rz").view(np.float32),)
@@ -135,23 +140,23 @@ def _multiply(decoder: _Decoder, instruction: Instruction) -> Step:
     reads_a = [decoder.source(one, "b32") for one in _registers(a, k // (2 * each), "A")]
     reads_b = [decoder.source(one, "b32") for one in _registers(b, k // (4 * each), "B")]
     reads_c = [decoder.source(one, "f32") for one in _registers(c, 4, "C")]
-    in_a, in_b = _order(fragment_a(k, each), k), _order(fragment_b(k, each), 8)
-    in_c, unpack = _order((_ROW_C, _COLUMN_C), 8), _unpack(kind)
+    in_a, in_b = fragment_order(fragment_a(k, each), k), fragment_order(fragment_b(k, each), 8)
+    in_c, halve = fragment_order((_ROW_C, _COLUMN_C), 8), unpack(kind)
 
     def multiply(resident: Resident, active: Active) -> None:
-        _require_whole(resident, resident.threads(active))
+        require_whole(resident, resident.threads(active))
         warps = resident.size // 32
 
-        def gather(reads: list[Any], shape: tuple[int, int], order: Any, unpack: Any) -> Any:
+        def gather(reads: list[Any], shape: tuple[int, int], order: Any, halve: Any) -> Any:
             parts = [
                 part
                 for read in reads
-                for part in unpack(_by_warp(resident, active, read(resident, active)))
+                for part in halve(_by_warp(resident, active, read(resident, active)))
             ]
             held = np.stack(parts, axis=1).reshape(warps, -1)
             return held.take(order, axis=1).reshape(warps, *shape).astype(np.float64)
 
-        left, right = gather(reads_a, (16, k), in_a, unpack), gather(reads_b, (k, 8), in_b, unpack)
+        left, right = gather(reads_a, (16, k), in_a, halve), gather(reads_b, (k, 8), in_b, halve)
         total = gather(reads_c, (16, 8), in_c, lambda values: (values,))
         total += left @ right
         rounded = total.astype(np.float32).reshape(warps, -1)
@@ -216,7 +221,7 @@ def _load(decoder: _Decoder, instruction: Instruction) -> Step:
 
     def load(resident: Resident, active: Active) -> None:
         threads = resident.threads(active)
-        _require_whole(resident, threads)
+        require_whole(resident, threads)
         rows = np.zeros((resident.size, 4), dtype=np.uint32)
         for place in _places(resident, threads, address(resident, active), count, "load"):
             count_access(resident, place, ROW_BYTES, "loaded from")
@@ -242,7 +247,7 @@ def _store(decoder: _Decoder, instruction: Instruction) -> Step:
 
     def store(resident: Resident, active: Active) -> None:
         threads = resident.threads(active)
-        _require_whole(resident, threads)
+        require_whole(resident, threads)
         matrices = np.zeros((resident.size // 32, 4, 8, 4), dtype=np.uint32)
         for number, read in enumerate(reads):
             lanes = _by_warp(resident, active, read(resident, active))

@@ -68,8 +68,9 @@ class Shadow:
 
     Threads are numbered over the launch. Strength: 0 for ordinary accesses, 1 for atomic, volatile
     and relaxed ones of .cta scope, 2 for those of wider scope; strong ones do not race each other.
-    warps: of a block, to keep a read time for each; 0 keeps the last reader's, which is exact only
-    where warps synchronise through barriers of the whole block.
+    warps: of a block, and what else has a column in the clocks, to keep a read time for each; 0
+    keeps the last reader's, which is exact only where warps synchronise through barriers of the
+    whole block.
     """
 
     def __init__(self, words: int, warps: int = 0) -> None:
