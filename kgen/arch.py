@@ -35,6 +35,11 @@ class Arch:
         """32-bit registers of one SM: 64 K on every supported generation."""
         return 65536
 
+    @property
+    def warpgroup_products(self) -> bool:
+        """Whether warpgroups multiply from shared memory (wgmma): on Hopper alone."""
+        return self.name == "sm_90a"
+
 
 SMEM_RESERVED = 1024  # bytes of shared memory that the system keeps for each block
 REGISTERS_PER_THREAD = 255

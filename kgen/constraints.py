@@ -14,17 +14,20 @@ from math import isqrt
 
 from kgen.arch import ARCHS, REGISTERS_PER_THREAD
 from kgen.errors import Issue
+from kgen.fused import THREADS as FUSED_THREADS
 from kgen.geometry import geometry
+from kgen.math_kinds import FFMA, MATHS
 from kgen.names import CPP_KEYWORDS, MAX_NAME, MODULE_ATTRIBUTES, YAML_WORDS
 from kgen.ops import OPS
 from kgen.plan import make_plan
-from kgen.spec import INT_MAX, GroupNorm, Spec
-from kgen.strategy import choose_strategy, hybrid_misfit
+from kgen.spec import FUSED, INT_MAX, GroupNorm, Spec
+from kgen.strategy import choose_strategy, fused_misfit, hybrid_misfit
 from kgen.tiling import TILE_KNOBS, Tile, complete, fits_registers, round_up, with_stage
 
 Rule = Callable[[Spec], Iterator[Issue]]
 _RULES: list[tuple[tuple[str, ...], Rule]] = []
 
+JOB_SLACK = 1 << 16  # numbers of jobs that a block of the fused kernel adds before it compares
 FLOAT32_MIN, FLOAT32_MAX = 1.2e-38, 3.4e38  # least normal and greatest value, rounded inwards
 
 
@@ -211,6 +214,24 @@ def _schedule_keys(spec: Spec) -> Iterator[Issue]:
             if getattr(schedule, key) is not None:
                 message = f"{key} has no meaning in strategy hybrid"
                 yield Issue(f"schedule.{key}", message, "hybrid takes only threads")
+    fused = schedule.strategy in FUSED or (schedule.strategy is None and schedule.math in MATHS)
+    if fused:
+        named = schedule.strategy or f"{' and '.join(FUSED)}, which math {schedule.math} implies"
+        for key in ("tile_k", "tile_c", "pixels"):
+            if getattr(schedule, key) is not None:
+                message = f"{key} has no meaning in strategy {named}"
+                hint = "it takes math, tile_h and tile_w"
+                yield Issue(f"schedule.{key}", message, hint)
+        if schedule.math == FFMA:
+            message = f"math ffma is for two_kernel; {schedule.strategy} runs on tensor cores"
+            yield Issue("schedule.math", message, f"one of {', '.join(MATHS)}")
+        if schedule.threads not in (None, FUSED_THREADS):
+            message = f"a block of strategy {named} has {FUSED_THREADS} threads"
+            yield Issue("schedule.threads", message, f"nearest legal value {FUSED_THREADS}")
+            return
+    elif schedule.strategy == "two_kernel" and schedule.math in MATHS:
+        message = f"math {schedule.math} is for {' and '.join(FUSED)}; two_kernel has only ffma"
+        yield Issue("schedule.math", message, "ffma, or another strategy")
     if schedule.threads is not None and (schedule.threads % 32 or schedule.threads > 1024):
         free = schedule.strategy != "hybrid" and not (schedule.tile_h and schedule.tile_w)
         # The tiles that kgen chooses have powers of two; a given tile may have other widths.
@@ -237,6 +258,14 @@ def _fits(spec: Spec) -> Iterator[Issue]:
         if misfit:
             yield Issue("schedule.strategy", misfit, "use more groups, or strategy two_kernel")
         return
+    if strategy in FUSED:
+        misfit = fused_misfit(spec, g, ARCHS[spec.targets[0]], strategy)
+        if misfit:
+            given = spec.schedule.tile_h or spec.schedule.tile_w
+            other = "recompute" if strategy == "single_pass" and "SMs" in misfit else "two_kernel"
+            hint = "leave out tile_h and tile_w" if given else f"use strategy {other}"
+            yield Issue("schedule.strategy", f"{strategy} does not fit: {misfit}", hint)
+        return
     channels = g.C_out // spec.norm.num_groups
     archs = tuple(ARCHS[target] for target in spec.targets)
     if complete(g, channels, spec.schedule, archs) is None:
@@ -248,6 +277,13 @@ def _grid(spec: Spec) -> Iterator[Issue]:
     """Every launch has a legal grid, and every index that the kernels keep in 32 bits fits."""
     plan = make_plan(spec)
     for launch in plan.launches:
+        if launch.team is not None:
+            per_sample = launch.team.jobs_per_sample
+            most = (INT_MAX - JOB_SLACK) // per_sample
+            if most < (plan.g.N or 1):
+                message = f"{launch.kernel} would have more than {INT_MAX} jobs"
+                yield Issue("problem.batch", message, f"at most {most}" if most else "less work")
+            continue
         blocks = launch.blocks_per_sample * (plan.g.N or 1)
         if blocks > INT_MAX:
             message = f"{launch.kernel} would have {blocks} blocks, a launch takes {INT_MAX}"

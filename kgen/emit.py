@@ -51,6 +51,11 @@ def paste(paths: Iterable[str]) -> str:
     return "\n\n".join(root.joinpath(path).read_text("utf-8").rstrip("\n") for path in paths)
 
 
+def camel(name: str) -> str:
+    """smem_x_parts -> XParts: a constant's name from that of a region of shared memory."""
+    return "".join(part.capitalize() for part in name.removeprefix("smem_").split("_"))
+
+
 def _finalize(value: object) -> object:
     """What an expression may print. None and bare floats are refused: both are mistakes."""
     if isinstance(value, bool):
@@ -74,7 +79,7 @@ def environment() -> jinja2.Environment:
         finalize=_finalize,
         autoescape=False,  # C++ and Python, not HTML
     )
-    env.filters.update(f32=f32, paste=paste, json=_json, repr=repr)
+    env.filters.update(f32=f32, paste=paste, camel=camel, json=_json, repr=repr)
     return env
 
 
@@ -148,6 +153,7 @@ def make_manifest(spec: Spec, plan: Plan) -> dict[str, Any]:
         "x_alignment": 4 * plan.tile.copy if plan.tile else 4,
         "convolution": _convolution(plan) if plan.strategy == "hybrid" else None,
         "launches": [asdict(launch) for launch in plan.launches],
+        "workspace_floats": plan.workspace_fixed,
         "workspace_floats_per_sample": plan.workspace_per_sample,
     }
 

@@ -10,18 +10,31 @@ from typing import Any
 
 from kgen.arch import ARCHS, SMEM_RESERVED, Arch
 from kgen.chain import Coefficient, Step, fold, pointer_name
+from kgen.fused import (
+    CHUNK_C,
+    CONSUMERS,
+    IN_FLIGHT,
+    PORTABLE_ACCUMULATORS,
+    PREPARE_BLOCKS,
+    PREPARE_THREADS,
+    THREADS,
+    FusedTile,
+    grid,
+)
 from kgen.geometry import Geometry, geometry
 from kgen.ops import OPS
 from kgen.spec import Spec
 from kgen.strategy import (
+    FUSED,
     HYBRID_VALUES,
     choose_strategy,
+    complete_fused,
     hybrid_smem,
     hybrid_threads,
     planned_archs,
     vector_width,
 )
-from kgen.tiling import Tile, complete
+from kgen.tiling import Tile, complete, round_up
 from kgen.version import __version__
 
 NORM_THREADS = 128
@@ -29,6 +42,8 @@ NORM_VECTORS = 8  # vector loads that a thread of the normalise kernel keeps in 
 # More partial moments than this for one (sample, group) are reduced once, by their own launch,
 # instead of by every block that normalises.
 INLINE_PARTIALS = 1024
+# Registers of threads that multiply, normalise and load in the fused kernel: 128 on average.
+REGISTER_SPLIT = (168, 72, 104)
 
 
 @dataclass(frozen=True)
@@ -41,10 +56,11 @@ class Argument:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. The grid is one-dimensional: blocks_per_sample * N blocks.
+    """One kernel launch. The grid is one-dimensional: blocks + blocks_per_sample * N blocks.
 
     arguments: names of tensors, in the kernel's order: `x`, `y`, `workspace`, `conv_out` or a
-    parameter's state_dict key.
+    parameter's state_dict key; `N` is the batch as an int. A launch with a `team` is cooperative:
+    its blocks are resident together, one an SM, and take jobs in turn.
     """
 
     kernel: str
@@ -52,6 +68,26 @@ class Launch:
     threads: int
     smem_bytes: int
     arguments: tuple[str, ...]
+    blocks: int = 0
+    team: Team | None = None
+
+
+@dataclass(frozen=True)
+class Team:
+    """The blocks of a cooperative launch.
+
+    jobs_per_sample: what the blocks share out. unit_jobs: jobs that wait for each other. least:
+    resident blocks without which they would wait forever; aligned: see `kgen.fused.grid`.
+    """
+
+    jobs_per_sample: int
+    unit_jobs: int
+    least: int
+    aligned: bool
+
+    def grid(self, sms: int) -> int:
+        """Blocks on a GPU with so many SMs."""
+        return grid(self.unit_jobs, sms, self.aligned)
 
 
 @dataclass(frozen=True)
@@ -94,6 +130,8 @@ class Plan:
     smem_map: tuple[SmemRegion, ...]
     workspace_per_sample: int
     reasons: tuple[str, ...] = field(default=())
+    fused: FusedTile | None = None
+    workspace_fixed: int = 0
 
     @property
     def group_channels(self) -> int:
@@ -135,6 +173,30 @@ class Plan:
         return tuple(f"{name}_shape" for name in self.parameters)
 
     @property
+    def pair_sources(self) -> tuple[str, ...]:
+        """Files of the device functions that take two values of a channel at once, sorted."""
+        paired = {step.op for step in self.steps if OPS[step.op].pair}
+        return tuple(f"device/pointwise/{op}_pair.cuh" for op in sorted(paired))
+
+    def pair_call(self, step: Step) -> str:
+        """C++ that applies a step to v and w, two values of one channel."""
+        if OPS[step.op].pair:
+            return f"op_{step.op}_pair(v, w);"
+        rest = "".join(f", f.{operand}" for operand in step.operands)
+        return f"v = op_{step.op}(v{rest}), w = op_{step.op}(w{rest});"
+
+    @property
+    def in_flight(self) -> int:
+        """Jobs of a block in flight in the fused kernel."""
+        return IN_FLIGHT
+
+    @property
+    def registers(self) -> tuple[int, int, int] | None:
+        """Registers of a thread that multiplies, normalises, loads; None where all have the same."""
+        wide = self.fused is not None and self.fused.accumulators > PORTABLE_ACCUMULATORS
+        return REGISTER_SPLIT if wide else None
+
+    @property
     def chain_sources(self) -> tuple[str, ...]:
         """Files of the pointwise device functions that the chain uses, sorted."""
         return tuple(sorted({f"device/pointwise/{step.op}.cuh" for step in self.steps}))
@@ -160,6 +222,8 @@ def make_plan(spec: Spec, arch: Arch | None = None, separate_reduce: bool | None
     )
     if strategy == "hybrid":
         return _hybrid(common, reasons)
+    if strategy in FUSED:
+        return _fused(common, strategy, reasons)
     return _two_kernel(common, reasons, separate_reduce)
 
 
@@ -290,10 +354,69 @@ def _hybrid(common: _Common, reasons: tuple[str, ...]) -> Plan:
     )
 
 
+def _fused(common: _Common, strategy: str, reasons: tuple[str, ...]) -> Plan:
+    spec, g, name = common.spec, common.g, common.spec.name
+    tile = complete_fused(spec, g, common.arch, strategy)
+    assert tile is not None, "check(spec) was not called"
+    single = strategy == "single_pass"
+    jobs = tile.units * tile.unit_jobs
+    launches = (
+        Launch(
+            f"{name}_prepare", 0, PREPARE_THREADS, 0, ("conv.weight", "workspace", "N"),
+            blocks=PREPARE_BLOCKS,
+        ),
+        Launch(
+            f"{name}_fused", 0, THREADS, tile.smem,
+            ("x", *common.chain_arguments, "group_norm.weight", "group_norm.bias", "y",
+             "workspace", "N"),
+            team=Team(jobs if single else 2 * jobs, tile.unit_jobs,
+                      tile.least_blocks() if single else 1, single),
+        ),
+    )  # fmt: skip
+    moments, statistics, affine, barriers = tile.smem_small
+    blocks = CHUNK_C // tile.math.slice_channels
+    chunk = f"[{tile.math.sets}][{2 * tile.steps}][64] slices"
+    staged = 0 if tile.weights_resident else tile.chunk_weight_bytes
+    regions = (
+        ("smem_weights", tile.smem_weights or staged,
+         f"[{tile.image_chunks if tile.weights_resident else 1}]{chunk}"),
+        ("smem_x_parts", tile.math.parts * tile.part_bytes,
+         f"[{tile.math.parts}][{blocks}][{tile.in_rows}][{g.stride[1]}][{tile.pitch_x}] slices"),
+        ("smem_tiles", CONSUMERS * tile.smem_out,
+         f"float [{CONSUMERS}][{tile.slab_channels}][{tile.pitch_channel}]"),
+        ("smem_moments", moments, f"Moments [{CONSUMERS}][2][64]"),
+        ("smem_statistics", statistics, f"float2 [2][{tile.unit_groups}]: mean, 1 / deviation"),
+        ("smem_affine", affine, f"float2 [{g.C_out}]: gamma, beta"),
+        ("smem_barriers", barriers, f"mbarrier [{3 * CONSUMERS + 1}]: full, empty, tile full, empty"),
+    )  # fmt: skip
+    smem_map, offset = [], 0
+    for region, size, layout in regions:
+        smem_map.append(SmemRegion(f"{name}_fused", region, offset, size, layout))
+        offset += round_up(size, 16)
+    return Plan(
+        **common.fields,
+        strategy=strategy,
+        template="fused.cu.j2",
+        tile=None,
+        threads=THREADS,
+        norm_threads=THREADS,
+        norm_vectors=1,
+        separate_reduce=False,
+        launches=launches,
+        smem_map=tuple(smem_map),
+        workspace_fixed=tile.workspace_fixed_bytes // 4,
+        workspace_per_sample=tile.workspace_sample_bytes // 4,
+        reasons=reasons,
+        fused=tile,
+    )
+
+
 def resident_blocks(plan: Plan) -> int:
     """Blocks of the plan's first kernel that fit one SM at once, by the plan's own estimate."""
     if plan.tile is not None:
         return plan.tile.blocks_per_sm(plan.arch)
+    if plan.fused is not None:
+        return 1  # by its registers
     by_threads = plan.arch.threads_per_sm // plan.threads
     smem = plan.launches[0].smem_bytes + SMEM_RESERVED
     return min(plan.arch.blocks_per_sm, by_threads, plan.arch.smem_per_sm // smem)

@@ -26,12 +26,14 @@ from pydantic_core import PydanticCustomError
 
 from kgen.arch import ARCHS, DEFAULT_TARGET
 from kgen.errors import Issue, SpecError
+from kgen.math_kinds import ALL_MATHS
 from kgen.ops import OPS
 from kgen.spec_errors import dotted, explain, key_path, quote, split, with_stand_ins
 from kgen.yaml_source import KeyPath, YamlSource, read_yaml
 
 INT_MAX = 2**31 - 1
-STRATEGIES = ("hybrid", "two_kernel")
+FUSED = ("single_pass", "recompute")
+STRATEGIES = ("hybrid", "two_kernel", *FUSED)
 NORMS = ("group_norm",)
 
 Count = Annotated[int, Field(ge=1, le=INT_MAX)]
@@ -242,25 +244,29 @@ _CHAIN_SCHEMA = {
 class Schedule(_Model):
     """How to compute it. A key left out is chosen by the plan's cost model.
 
-    strategy: `hybrid` (library convolution, then one fused kernel) or `two_kernel` (direct
-    convolution with fused chain and partial moments, then normalise in place).
-    threads: of a block; in hybrid of the fused kernel. The others belong to two_kernel:
-    tile_h, tile_w: output pixels of a block's tile. tile_k: output channels of a block.
+    strategy: `hybrid` (library convolution, then one fused kernel), `two_kernel` (direct
+    convolution with fused chain and partial moments, then normalise in place), `single_pass`
+    (every sample stays on the chip until it is normalised) or `recompute` (once for the
+    statistics, once more to store).
+    math: `ffma` in two_kernel; on tensor cores, in single_pass and recompute, `fp16x3`, `bf16x3`,
+    `tf32x3` or, below fp32's accuracy, `tf32`.
+    threads: of a block; in hybrid of the fused kernel. tile_h, tile_w: output pixels of a
+    tile, not in hybrid. Of two_kernel alone: tile_k: output channels of a block.
     tile_c: input channels staged in shared memory at a time. pixels: output rows of one
     column that a thread computes.
     """
 
     strategy: Annotated[
-        Literal["hybrid", "two_kernel"] | None,
-        _only(*STRATEGIES, unsupported=("recompute", "single_pass")),
+        Literal["hybrid", "two_kernel", "single_pass", "recompute"] | None,
+        _only(*STRATEGIES),
         BeforeValidator(_not_empty),
         WithJsonSchema({"enum": list(STRATEGIES)}),
     ] = None
     math: Annotated[
-        Literal["ffma"] | None,
-        _only("ffma", unsupported=("tf32", "tf32x3", "bf16x3", "fp16x3")),
+        Literal["ffma", "fp16x3", "bf16x3", "tf32x3", "tf32"] | None,
+        _only(*ALL_MATHS),
         BeforeValidator(_not_empty),
-        WithJsonSchema({"enum": ["ffma"]}),
+        WithJsonSchema({"enum": list(ALL_MATHS)}),
     ] = None
     tile_h: Knob = None
     tile_w: Knob = None

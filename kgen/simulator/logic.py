@@ -81,16 +81,20 @@ def _shf(modifiers: tuple[str, ...]) -> Operation:
 
 @opcode("bfi")
 def _bfi(modifiers: tuple[str, ...]) -> Operation:
-    if modifiers != ("b32",):
+    if modifiers not in (("b32",), ("b64",)):
         raise refuse("bfi", modifiers)
+    bits, kind = (32, np.uint32) if modifiers == ("b32",) else (64, np.uint64)
 
     def insert(a: Any, b: Any, start: Any, length: Any) -> Any:
-        first, count = start & 0xFF, np.minimum(length & 0xFF, 32)
-        mask = ((np.uint64(1) << count.astype(np.uint64)) - np.uint64(1)) << first.astype(np.uint64)
-        moved = a.astype(np.uint64) << first.astype(np.uint64)
-        return (((moved & mask) | (b & ~mask)) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
+        first = (start & 0xFF).astype(np.uint64)
+        count = np.minimum(length & 0xFF, bits).astype(np.uint64)
+        # Shifts by 64 and more are undefined in C, and so in numpy.
+        ones = np.where(count > 63, ~np.uint64(0), (np.uint64(1) << count % 64) - np.uint64(1))
+        mask = np.where(first > 63, np.uint64(0), ones << first % 64)
+        moved = np.where(first > 63, np.uint64(0), a.astype(np.uint64) << first % 64)
+        return ((moved & mask) | (b.astype(np.uint64) & ~mask)).astype(kind)
 
-    return Operation(("b32", "b32", "u32", "u32"), "b32", insert)
+    return Operation((modifiers[0], modifiers[0], "u32", "u32"), modifiers[0], insert)
 
 
 @opcode("bfe")

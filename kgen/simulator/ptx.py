@@ -284,7 +284,9 @@ def _variable(text: str, line: int) -> Variable:
     data = None
     if match["value"] is not None:
         values = [one.strip() for one in match["value"].strip("{} ").split(",")]
-        data = b"".join(_number(one, line).bits.to_bytes(unit, "little") for one in values)
+        data = b"".join(
+            (_number(one, line).bits % (1 << 8 * unit)).to_bytes(unit, "little") for one in values
+        )
         data = data.ljust(size, b"\0")
     elif match["space"] in ("global", "const"):
         data = bytes(size)

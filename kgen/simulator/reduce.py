@@ -39,13 +39,15 @@ def samples(plan: Plan) -> int:
 
 def multiply_adds(plan: Plan, batch: int) -> int:
     """Multiply-adds of one run, those of the hybrid's library convolution left out."""
-    return batch * plan.g.y_elements * (plan.g.taps if plan.tile is not None else 1)
+    return batch * plan.g.y_elements * (1 if plan.strategy == "hybrid" else plan.g.taps)
 
 
 def _cut(spec: Spec, full: Plan, batch: int, tiles: int) -> tuple[Spec, Plan]:
     fixed, g, arch = _with_knobs(spec, full), full.g, full.arch
     if full.tile is not None:
         tile_h, tile_w = full.tile.tile_h, full.tile.tile_w
+    elif full.fused is not None:
+        tile_h, tile_w = full.fused.tile_h, full.fused.tile_w
     else:
         rows = HYBRID_VALUES * full.threads * _BATCHES / (full.group_channels * g.Q)
         tile_h, tile_w = max(1, round(rows / tiles)), g.Q
@@ -69,7 +71,16 @@ def _fewer(size: int, tile: int, tiles: int) -> int:
 
 def _with_knobs(spec: Spec, plan: Plan) -> Spec:
     """The spec with every knob of its plan given."""
-    if plan.tile is None:
+    if plan.fused is not None:
+        schedule = Schedule.model_validate(
+            {
+                "strategy": plan.strategy,
+                "math": plan.fused.math.name,
+                "tile_h": plan.fused.tile_h,
+                "tile_w": plan.fused.tile_w,
+            }
+        )
+    elif plan.tile is None:
         schedule = Schedule(strategy="hybrid", threads=plan.threads)
     else:
         tile = plan.tile

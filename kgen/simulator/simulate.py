@@ -18,6 +18,7 @@ from kgen.simulator.watch import Finding
 from kgen.spec import Spec
 
 Array = Any
+SIMULATED_SMS = 3  # on which a cooperative launch runs, unless it needs more
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,19 @@ class Simulation:
             for name, array in tensors.items()
         }
         memory["y"] = device.memory.allocate("y", 4 * N * plan.g.y_elements, "output")
-        size = max(4, 4 * N * plan.workspace_per_sample)
+        size = max(4, 4 * (plan.workspace_fixed + N * plan.workspace_per_sample))
         memory["workspace"] = device.memory.allocate("workspace", size, "workspace")
         for launch in plan.launches:
+            blocks, team = launch.blocks + launch.blocks_per_sample * N, launch.team
+            if team is not None:
+                blocks = team.grid(max(team.least, SIMULATED_SMS))
             device.launch(
                 launch.kernel,
-                launch.blocks_per_sample * N,
+                blocks,
                 launch.threads,
                 launch.smem_bytes,
-                [memory[name].base for name in launch.arguments],
+                [N if name == "N" else memory[name].base for name in launch.arguments],
+                cooperative=team is not None,
             )
         y = memory["y"]
         findings = device.findings.all()
