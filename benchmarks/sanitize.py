@@ -24,9 +24,10 @@ import numpy as np
 import kgen
 from kgen.build import compile_kernel
 from kgen.emit import make_manifest, render
+from kgen.runtime import grid
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-STRATEGIES = ("two_kernel", "hybrid")
+STRATEGIES = ("two_kernel", "hybrid", "single_pass", "recompute")
 DYNAMIC_BATCH = 3
 
 
@@ -53,7 +54,9 @@ def sizes(spec: kgen.Spec, manifest: dict, N: int) -> dict[str, int]:
         "conv.weight": C_out * g.taps,
         "y": N * g.y_elements,
         "conv_out": N * g.y_elements,
-        "workspace": max(1, N * manifest["workspace_floats_per_sample"]),
+        "workspace": max(
+            1, manifest["workspace_floats"] + N * manifest["workspace_floats_per_sample"]
+        ),
         **dict.fromkeys(("conv.bias", *spec.parameters), C_out),
         "group_norm.weight": C_out,
         "group_norm.bias": C_out,
@@ -71,10 +74,12 @@ def launch_once(path: str, strategy: str) -> None:
     cubin = compile_kernel(render(spec)["kernel.cu"], "sm_90a").cubin
     library = call(driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0))
     device = call(driver.cuDeviceGet(0))
+    count_of_sms = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+    sms = call(driver.cuDeviceGetAttribute(count_of_sms, device))
     rng = np.random.default_rng(0)
     memory = {}
     count = sizes(spec, manifest, N)
-    for name in {one for launch in manifest["launches"] for one in launch["arguments"]}:
+    for name in {one for launch in manifest["launches"] for one in launch["arguments"]} - {"N"}:
         memory[name] = call(driver.cuMemAlloc(4 * count[name]))
         if name not in ("y", "workspace"):
             host = rng.random(count[name], dtype=np.float32)
@@ -84,14 +89,15 @@ def launch_once(path: str, strategy: str) -> None:
         if launch["smem_bytes"] > 49152:
             opt_in = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             call(driver.cuKernelSetAttribute(opt_in, launch["smem_bytes"], kernel, device))
-        values = [int(memory[name]) for name in launch["arguments"]]
-        types = [ctypes.c_void_p] * len(values)
-        call(
-            driver.cuLaunchKernel(
-                driver.CUfunction(int(kernel)), launch["blocks_per_sample"] * N, 1, 1,
-                launch["threads"], 1, 1, launch["smem_bytes"], 0, (tuple(values), tuple(types)), 0,
-            )
-        )  # fmt: skip
+        names = launch["arguments"]
+        values = tuple(N if name == "N" else int(memory[name]) for name in names)
+        types = tuple(ctypes.c_int if name == "N" else ctypes.c_void_p for name in names)
+        function, size = driver.CUfunction(int(kernel)), grid(launch, N, sms)
+        shape = (size, 1, 1, launch["threads"], 1, 1, launch["smem_bytes"], 0)
+        if launch["team"] is None:
+            call(driver.cuLaunchKernel(function, *shape, (values, types), 0))
+        else:
+            call(driver.cuLaunchCooperativeKernel(function, *shape, (values, types)))
     call(driver.cuCtxSynchronize())
     y = np.empty(count["y"], dtype=np.float32)
     call(driver.cuMemcpyDtoH(y.ctypes.data, memory["y"], y.nbytes))

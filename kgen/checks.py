@@ -52,7 +52,7 @@ class PackageCandidate:
         """
         block = self.package.block
         output, output_whole = _guarded(y.numel(), x.device)
-        workspace, workspace_whole = _guarded(x.shape[0] * block.workspace_per_sample, x.device)
+        workspace, workspace_whole = _guarded(block.workspace_floats(x.shape[0]), x.device)
         block.launch(x, parameters, output.view(y.shape), workspace)
         for label, inner, whole in (
             ("output", output, output_whole),

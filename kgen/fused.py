@@ -228,7 +228,7 @@ class FusedTile:
     def smem_small(self) -> tuple[int, int, int, int]:
         """Bytes of: rows' moments, statistics, gamma and beta, mbarriers."""
         moments = 2 * CONSUMERS * M * 12
-        return moments, 2 * self.unit_groups * 8, 8 * self.g.C_out, 8 * (3 * CONSUMERS + 1)
+        return moments, 4 * self.unit_groups * 8, 8 * self.g.C_out, 8 * (3 * CONSUMERS + 1)
 
     @cached_property
     def smem(self) -> int:

@@ -16,8 +16,8 @@ class Op:
     takes_parameter: whether it reads a learned per-channel parameter of shape [C_out, 1, 1].
     torch: the same op as a Python expression of `v` [N, C_out, P, Q] and, if it takes one, of
         the parameter `{parameter}`; it serves the CPU path, the gradient and the oracle.
-    pair: whether there is also `<name>_pair.cuh`, the op on two values of one channel at less than
-        twice the price.
+    prescale: for ops that first multiply by a constant, that constant as C++; `<name>_prescaled.cuh`
+        then is the op on a value that an affine op before it has already multiplied.
     fold: for ops with op(op(v, a), b) = op(v, a <fold> b), the C++ operator that combines
         neighbouring parameters once per block instead of once per element; else None.
     """
@@ -26,7 +26,7 @@ class Op:
     torch: str
     takes_parameter: bool = False
     fold: str | None = None
-    pair: bool = False
+    prescale: str | None = None
 
 
 OPS: dict[str, Op] = {
@@ -34,7 +34,7 @@ OPS: dict[str, Op] = {
     for op in (
         Op("add", "v + {parameter}", takes_parameter=True, fold="+"),
         Op("mul", "v * {parameter}", takes_parameter=True, fold="*"),
-        Op("sigmoid", "torch.sigmoid(v)", pair=True),
+        Op("sigmoid", "torch.sigmoid(v)", prescale="-1.44269504f"),
         Op("relu", "torch.relu(v)"),
         Op("silu", "torch.nn.functional.silu(v)"),
         Op("tanh", "torch.tanh(v)"),

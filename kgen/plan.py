@@ -5,7 +5,8 @@ The Plan is the only thing a template sees. Sizes are in elements unless a name 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from kgen.arch import ARCHS, SMEM_RESERVED, Arch
@@ -173,17 +174,30 @@ class Plan:
         return tuple(f"{name}_shape" for name in self.parameters)
 
     @property
-    def pair_sources(self) -> tuple[str, ...]:
-        """Files of the device functions that take two values of a channel at once, sorted."""
-        paired = {step.op for step in self.steps if OPS[step.op].pair}
-        return tuple(f"device/pointwise/{op}_pair.cuh" for op in sorted(paired))
+    def head(self) -> tuple[Step, ...]:
+        """The chain's leading affine steps, which the fused kernel folds into one multiply-add."""
+        return tuple(takewhile(lambda step: OPS[step.op].fold is not None, self.steps))
 
-    def pair_call(self, step: Step) -> str:
-        """C++ that applies a step to v and w, two values of one channel."""
-        if OPS[step.op].pair:
-            return f"op_{step.op}_pair(v, w);"
-        rest = "".join(f", f.{operand}" for operand in step.operands)
-        return f"v = op_{step.op}(v{rest}), w = op_{step.op}(w{rest});"
+    @property
+    def tail(self) -> tuple[Step, ...]:
+        """The steps after the head, the first one on a prescaled value where it has that form."""
+        steps = self.steps[len(self.head) :]
+        if steps and self.prescale:
+            return (replace(steps[0], op=f"{steps[0].op}_prescaled"), *steps[1:])
+        return steps
+
+    @property
+    def prescale(self) -> str | None:
+        """The constant, as C++, that the head multiplies by for the first step of the tail."""
+        steps = self.steps[len(self.head) :]
+        return OPS[steps[0].op].prescale if steps else None
+
+    @property
+    def tail_sources(self) -> tuple[str, ...]:
+        """Files of device functions of the tail that the chain itself does not use, sorted."""
+        return tuple(
+            f"device/pointwise/{step.op}.cuh" for step in self.tail if step.op not in OPS
+        )
 
     @property
     def in_flight(self) -> int:
@@ -385,7 +399,7 @@ def _fused(common: _Common, strategy: str, reasons: tuple[str, ...]) -> Plan:
         ("smem_tiles", CONSUMERS * tile.smem_out,
          f"float [{CONSUMERS}][{tile.slab_channels}][{tile.pitch_channel}]"),
         ("smem_moments", moments, f"Moments [{CONSUMERS}][2][64]"),
-        ("smem_statistics", statistics, f"float2 [2][{tile.unit_groups}]: mean, 1 / deviation"),
+        ("smem_statistics", statistics, f"float2 [{CONSUMERS}][2][{tile.unit_groups}]: mean, 1 / deviation"),
         ("smem_affine", affine, f"float2 [{g.C_out}]: gamma, beta"),
         ("smem_barriers", barriers, f"mbarrier [{3 * CONSUMERS + 1}]: full, empty, tile full, empty"),
     )  # fmt: skip

@@ -10,14 +10,19 @@ __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, int c
                : "memory");
 }
 
-// One arrival for a whole warp, after all its lanes have come.
+// One arrival for a warp, by its first lane; what the other lanes did must be ordered before.
+__device__ __forceinline__ void mbarrier_arrive_lane(unsigned long long* barrier) {
+  asm volatile(
+      "{\n  .reg .pred first;\n  .reg .b64 state;\n  setp.eq.u32 first, %1, 0;\n"
+      "  @first mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(smem_address(barrier)),
+      "r"(threadIdx.x % 32)
+      : "memory");
+}
+
+// The same after all lanes have come.
 __device__ __forceinline__ void mbarrier_arrive_warp(unsigned long long* barrier) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0) {
-    asm volatile("{\n  .reg .b64 state;\n  mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(
-                     smem_address(barrier))
-                 : "memory");
-  }
+  mbarrier_arrive_lane(barrier);
 }
 
 __device__ __forceinline__ bool mbarrier_passed(unsigned long long* barrier, unsigned parity) {
@@ -48,4 +53,9 @@ __device__ __forceinline__ void mbarrier_wait(unsigned long long* barrier, unsig
 // A barrier of the threads of one warpgroup; `id` 0 belongs to __syncthreads().
 __device__ __forceinline__ void warpgroup_barrier(int id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+}
+
+// The same for two warps.
+__device__ __forceinline__ void pair_barrier(int id) {
+  asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory");
 }
