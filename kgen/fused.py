@@ -26,7 +26,9 @@ CHUNK_C = 8  # input channels staged at a time
 IN_FLIGHT = 2 * CONSUMERS  # jobs of a block between their first load and their last store
 MAX_ACCUMULATORS = 128  # of a thread, where warpgroups may have different numbers of registers
 PORTABLE_ACCUMULATORS = 64  # elsewhere
+CHUNKED_ACCUMULATORS = 32  # where several chunks of channels are summed
 MAX_N = 128
+MAX_BLOCKS = 4  # products of a tile
 PREPARE_BLOCKS, PREPARE_THREADS = 128, 256
 
 
@@ -137,11 +139,12 @@ class FusedTile:
     def pitch_x(self) -> int:
         """Pixels between rows of the staged tile: what the columns of all products reach.
 
-        Columns lie apart by their remainder modulo the stride, so that the pixels of
-        neighbouring outputs are neighbours.
+        A multiple of 8, so that rows start at lines of 128 bytes: wgmma was half as fast where
+        they did not. Columns lie apart by their remainder modulo the stride, so that the pixels
+        of neighbouring outputs are neighbours.
         """
         reach = (self.g.S - 1) * self.g.dilation[1] // self.g.stride[1]
-        return self.n * self.col_steps + reach
+        return round_up(self.n * self.col_steps + reach, 8)
 
     @cached_property
     def part_bytes(self) -> int:
@@ -198,6 +201,11 @@ class FusedTile:
     def whole_rows(self) -> bool:
         """Whether a tile spans the output's width: its rows are one run in memory."""
         return self.tiles[1] == 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether tiles cover the output exactly: no thread then masks what it sums."""
+        return self.g.P % self.tile_h == 0 and self.g.Q % self.tile_w == 0
 
     @cached_property
     def pitch_row(self) -> int:
@@ -303,7 +311,12 @@ def choices(
                         g, num_groups, MATHS[math_name], rows_m, row_steps, col_steps, n, tile_w,
                         resident,
                     )  # fmt: skip
-                    if tile.accumulators <= limit:
+                    # More cost registers that are not there: masks, and many products at once.
+                    blocks = row_steps * col_steps
+                    wide = tile.is_whole and blocks <= 2
+                    most = limit if wide else min(limit, PORTABLE_ACCUMULATORS)
+                    most = most if tile.chunks == 1 else CHUNKED_ACCUMULATORS
+                    if tile.accumulators <= most and blocks <= MAX_BLOCKS:
                         found.append(tile)
     return found
 

@@ -44,7 +44,7 @@ NORM_VECTORS = 8  # vector loads that a thread of the normalise kernel keeps in 
 # instead of by every block that normalises.
 INLINE_PARTIALS = 1024
 # Registers of threads that multiply, normalise and load in the fused kernel: 128 on average.
-REGISTER_SPLIT = (168, 72, 104)
+REGISTER_SPLIT = {"single_pass": (168, 80, 96), "recompute": (160, 96, 96)}
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ class Plan:
     def registers(self) -> tuple[int, int, int] | None:
         """Registers of a thread that multiplies, normalises, loads; None where all have the same."""
         wide = self.fused is not None and self.fused.accumulators > PORTABLE_ACCUMULATORS
-        return REGISTER_SPLIT if wide else None
+        return REGISTER_SPLIT[self.strategy] if wide else None
 
     @property
     def chain_sources(self) -> tuple[str, ...]:

@@ -6,7 +6,14 @@ from functools import lru_cache
 
 from kgen.arch import ARCHS, Arch
 from kgen.chain import fold
-from kgen.fused import MAX_ACCUMULATORS, PORTABLE_ACCUMULATORS, FusedTile, choices, grid
+from kgen.fused import (
+    IN_FLIGHT,
+    MAX_ACCUMULATORS,
+    PORTABLE_ACCUMULATORS,
+    FusedTile,
+    choices,
+    grid,
+)
 from kgen.geometry import Geometry
 from kgen.math_kinds import DEFAULT_MATH, FFMA, MATHS
 from kgen.spec import FUSED, INT_MAX, STRATEGIES, Schedule, Spec
@@ -16,6 +23,7 @@ from kgen.tiling import TILE_KNOBS, complete
 LIBRARY_SHARE = 1 / 3
 LAUNCH_SECONDS = 3e-6  # that a kernel takes however little it does
 HYBRID_THREADS = 512
+EXPOSED_CLOCKS = 10000  # from a unit's last products to its last store
 FILL_CLOCKS = 15000  # of the fused kernel before its first and after its last job
 HYBRID_VALUES = 32  # values a thread of the hybrid kernel reads before it merges their moments
 
@@ -139,6 +147,11 @@ def fused_seconds(tile: FusedTile, arch: Arch, strategy: str) -> float:
     clocks = tile.clocks(arch, wgmma, tile.math.products, stores=True)
     if strategy == "recompute":
         clocks += tile.clocks(arch, wgmma, tile.math.statistics_products, stores=False)
+    blocks = grid(tile.unit_jobs, arch.sms, strategy == "single_pass")
+    if strategy == "single_pass" and 2 * tile.unit_jobs > IN_FLIGHT * blocks:
+        # No second unit fits beside the first: nothing covers the wait for statistics.
+        rounds_of_unit = -(-tile.unit_jobs // blocks)
+        clocks += EXPOSED_CLOCKS / rounds_of_unit
     return (rounds * clocks + FILL_CLOCKS) / clock
 
 
