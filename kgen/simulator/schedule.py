@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 512  # backward branches of one group before others that could run get their turn
 _GIVE_UP = 100_000  # backward branches in a row after which a launch counts as hung
-_STALE = 1_000  # instructions without any change after which the groups take turns
+_STALE = 1_000  # instructions without any change after which every loop counts as waiting
 _MOST_STEPS = 1_500_000  # instructions without a write, a barrier or an exit, likewise
 _ROUNDS = 1000  # times that every spinning group looks in vain before the launch counts as hung
 
@@ -32,7 +32,6 @@ class Schedule:
         self._spinning: dict[int, int] = {}  # program counter -> turn at which it ran last
         self._parked: set[int] = set()  # waits for spinning lanes of its warps
         self._turn = self._vain = 0
-        self._ran_at: dict[int, int] = {}  # program counter -> turn of its last run while stale
         self._changed_at = 0  # step at which a group last changed something
         self.forced = False  # whether the chosen group was parked, and its lanes will not come
 
@@ -57,13 +56,6 @@ class Schedule:
         self._turn += 1
         self.forced = False
         free = [pc for pc in ready if pc not in self._spinning and pc not in self._parked]
-        if free and self._resident.steps - self._changed_at > _STALE:
-            # Lanes that part and meet inside a loop are never seen to spin, yet may keep the rest,
-            # those that spin too, from what they wait for.
-            everyone = [pc for pc in ready if pc not in self._parked]
-            chosen = min(everyone, key=lambda pc: (self._ran_at.get(pc, -1), pc))
-            self._ran_at[chosen] = self._turn
-            return chosen
         if free:
             if self._backward > self._patience and len(ready) > 1:
                 self._patience = self._backward + _PATIENCE
@@ -82,12 +74,13 @@ class Schedule:
         """A group has run; `target` is where it branched back to, -1 if it did not."""
         if changed:
             self._vain, self._changed_at = 0, self._resident.steps
-            self._ran_at.clear()
         if target < 0:
             self._backward, self._patience = 0, _PATIENCE
             return
         self._backward += 1
-        if looked and not changed:
+        # Lanes that part and meet inside a loop that waits are not seen to look when they go round.
+        stale = bool(self._spinning) and self._resident.steps - self._changed_at > _STALE
+        if (looked or stale) and not changed:
             self._spinning[target] = self._turn
             self._backward = 0
 
