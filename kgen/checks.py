@@ -16,7 +16,7 @@ import torch
 from kgen.geometry import geometry
 from kgen.reference import Parameters, chunks, draw, eager_fp32, oracle
 from kgen.spec import Spec
-from kgen.verdict import ATOL, CASES, RTOL, CaseResult, Report
+from kgen.verdict import CASES, CaseResult, Report, tolerance
 
 DYNAMIC_BATCHES = (3, 2)  # sizes that a dynamic batch is verified at, alternating
 GUARD = 4096  # floats of guard zone on each side of what a kernel may write
@@ -89,7 +89,8 @@ def verify_candidate(
         )
     name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu"
     strategy = getattr(getattr(candidate, "package", None), "manifest", {}).get("strategy", "")
-    return Report(spec.name, spec.hash(), strategy, name, ATOL, RTOL, tuple(results))
+    atol, rtol = tolerance(spec.schedule.math)
+    return Report(spec.name, spec.hash(), strategy, name, atol, rtol, tuple(results))
 
 
 def check_case(
@@ -137,6 +138,7 @@ def _compare(
 ) -> CaseResult:
     kernel, eager, low, high = _Errors(), _Errors(), float("inf"), float("-inf")
     ill, outside = False, 0
+    atol, rtol = tolerance(spec.schedule.math)
     for part in chunks(spec, x):
         wanted = oracle(spec, x[part], parameters)
         finite = wanted.isfinite()
@@ -147,7 +149,7 @@ def _compare(
             )
         low = min(low, float(wanted[finite].min())) if finite.any() else low
         high = max(high, float(wanted[finite].max())) if finite.any() else high
-        bound = torch.where(finite, ATOL + RTOL * wanted.abs(), float("inf"))
+        bound = torch.where(finite, atol + rtol * wanted.abs(), float("inf"))
         own = kernel.add(y[part], wanted, finite)
         reference = eager.add(eager_fp32(spec, x[part], parameters), wanted, finite)
         # Planes in which eager fp32 itself misses the tolerance get its own error as their bound.
@@ -162,9 +164,9 @@ def _compare(
         eager_max_error=eager.maximum,
         eager_rms_error=eager.rms,
     )
-    if high - low < 10 * ATOL:
+    if high - low < 10 * atol:
         return _failed(
-            errors, f"proves nothing: the oracle's output is constant within {10 * ATOL}"
+            errors, f"proves nothing: the oracle's output is constant within {10 * atol}"
         )
     if outside:
         more = (
@@ -172,7 +174,7 @@ def _compare(
         )
         return _failed(
             replace(errors, ill_conditioned=ill),
-            f"{outside} elements are off by more than {ATOL} + {RTOL} x |oracle|{more}",
+            f"{outside} elements are off by more than {atol} + {rtol} x |oracle|{more}",
         )
     guarded = getattr(candidate, "guarded_problem", None)
     problem = guarded(x, parameters, y) if guarded is not None else ""

@@ -30,7 +30,7 @@ from kgen.version import __version__
 
 # Files that `kgen build` or Python leave beside the emitted ones; no part of the golden record.
 _BESIDE = ("build.json", "__pycache__")
-_RUNTIME_FILES = {"_runtime.py": "runtime.py", "_compiler.py": "compiler.py"}
+_RUNTIME_FILES = {"_runtime.py": "runtime.py", "_op.py": "op.py", "_compiler.py": "compiler.py"}
 
 
 def f32(value: float) -> str:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kgen.arch import SMEM_RESERVED
+from kgen.launches import Launch
 from kgen.plan import Plan, resident_blocks
 from kgen.spec import STRATEGIES, Spec
 from kgen.strategy import predicted_ms
@@ -20,7 +21,8 @@ def explain(spec: Spec, plan: Plan) -> dict[str, Any]:
     x_bytes, y_bytes = 4 * N * g.x_elements, 4 * N * g.y_elements
     weight_bytes = 4 * g.C_out * g.taps
     macs = N * g.y_elements * g.taps
-    moved = x_bytes + weight_bytes + (3 if plan.strategy == "two_kernel" else 4) * y_bytes
+    passes = {"two_kernel": 3, "hybrid": 4}.get(plan.strategy, 1)  # over y
+    moved = x_bytes + weight_bytes + passes * y_bytes
     floor_bytes = x_bytes + y_bytes + weight_bytes
     memory_ms, fma_ms = 1e3 * moved / arch.bandwidth, 1e3 * macs / arch.fma_rate
     predictions = {name: predicted_ms(spec, g, arch, name) for name in STRATEGIES}
@@ -36,20 +38,21 @@ def explain(spec: Spec, plan: Plan) -> dict[str, Any]:
         "x": [g.N or "N", g.C_in, g.H, g.W],
         "y": [g.N or "N", g.C_out, g.P, g.Q],
         "tile": _tile(plan),
+        "fused": _fused(plan),
         "launches": [
-            {**asdict(launch), "blocks": launch.blocks_per_sample * N} for launch in plan.launches
+            {**asdict(launch), "blocks": _blocks(launch, N, arch.sms)} for launch in plan.launches
         ],
         "smem_map": [asdict(region) for region in plan.smem_map],
         "blocks_per_sm": resident_blocks(plan),
         "limited_by": _occupancy_limit(plan),
-        "workspace_bytes": 4 * N * plan.workspace_per_sample,
+        "workspace_bytes": 4 * (plan.workspace_fixed + N * plan.workspace_per_sample),
         "bytes_needed": floor_bytes,
         "bytes_moved": moved,
         "multiply_adds": macs,
         "memory_ms": memory_ms,
         "fma_ms": fma_ms,
         "floor_ms": 1e3 * floor_bytes / arch.bandwidth,
-        "bound_by": "multiply-adds" if fma_ms > memory_ms else "memory",
+        "bound_by": _bound(plan, memory_ms, fma_ms),
         "predicted_ms": predictions,
     }
 
@@ -65,8 +68,38 @@ def _tile(plan: Plan) -> dict[str, int] | None:
     return {name: getattr(tile, name) for name in names}
 
 
+def _fused(plan: Plan) -> dict[str, Any] | None:
+    tile = plan.fused
+    if tile is None:
+        return None
+    names = (
+        "tile_h", "tile_w", "rows_m", "n", "units", "unit_groups", "slabs", "unit_jobs", "chunks",
+        "accumulators", "weights_resident", "smem",
+    )  # fmt: skip
+    facts = {name: getattr(tile, name) for name in names}
+    clocks = tile.costs(plan.arch, tile.math.products, stores=True)
+    return {"math": tile.math.name, **facts, "clocks_of_a_job": clocks}
+
+
+def _bound(plan: Plan, memory_ms: float, fma_ms: float) -> str:
+    """What a plan's time is bound by, by its own estimate."""
+    if plan.fused is not None:
+        costs = plan.fused.costs(plan.arch, plan.fused.math.products, stores=True)
+        return max(costs, key=costs.__getitem__)
+    return "multiply-adds" if fma_ms > memory_ms else "memory"
+
+
+def _blocks(launch: Launch, N: int, sms: int) -> int:
+    """Blocks of a launch for a batch of N on a board with so many SMs."""
+    if launch.team is not None:
+        return launch.team.grid(sms)
+    return launch.blocks + launch.blocks_per_sample * N
+
+
 def _occupancy_limit(plan: Plan) -> str:
     """What keeps more blocks of the first kernel off an SM."""
+    if plan.fused is not None:
+        return "registers"
     arch, launch = plan.arch, plan.launches[0]
     registers = plan.tile.registers if plan.tile else 0
     limits = {
@@ -96,12 +129,18 @@ def as_text(facts: dict[str, Any]) -> str:
             f"{tile['pixels'] * tile['thread_k']} accumulators, about {tile['registers']} "
             "registers",
         ]
+    if facts["fused"]:
+        lines += _fused_lines(facts["fused"])
     lines.append("  launches:")
     for launch in facts["launches"]:
+        each = f"{launch['blocks_per_sample']:,} a sample"
+        if launch["team"]:
+            each = f"resident together, {launch['team']['jobs_per_sample']:,} jobs a sample"
+        elif not launch["blocks_per_sample"]:
+            each = "for any batch"
         lines.append(
             f"    {launch['kernel']}: {launch['blocks']:,} blocks x {launch['threads']} threads "
-            f"({launch['blocks_per_sample']:,} a sample), {launch['smem_bytes']:,} bytes of "
-            "dynamic shared memory"
+            f"({each}), {launch['smem_bytes']:,} bytes of dynamic shared memory"
         )
     lines.append("  shared memory map:")
     for region in facts["smem_map"]:
@@ -128,6 +167,21 @@ def as_text(facts: dict[str, Any]) -> str:
     if "simulated" in facts:
         lines += _simulated_lines(facts["simulated"])
     return "\n".join(lines)
+
+
+def _fused_lines(tile: dict[str, Any]) -> list[str]:
+    """The tile of single_pass and recompute, and what one job costs an SM."""
+    weights = "stay in shared memory" if tile["weights_resident"] else "pass with the input"
+    clocks = ", ".join(f"{name} {value:,.0f}" for name, value in tile["clocks_of_a_job"].items())
+    return [
+        f"  a job: {tile['tile_h']} x {tile['tile_w']} output pixels, products of {tile['rows_m']} "
+        f"rows x {64 // tile['rows_m']} channels by {tile['n']} pixels, math {tile['math']}",
+        f"  normalised together: {tile['unit_jobs']} jobs of {tile['unit_groups']} groups, "
+        f"{tile['units']} such units a sample",
+        f"  a thread: {tile['accumulators']} accumulators; {tile['chunks']} chunks of input "
+        f"channels, weights {weights}",
+        f"  clocks an SM spends on a job: {clocks}",
+    ]
 
 
 def _simulated_lines(simulated: dict[str, Any]) -> list[str]:

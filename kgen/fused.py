@@ -1,8 +1,8 @@
 """The tile of the strategies single_pass and recompute: what its knobs imply.
 
 A job is one tile of one sample for one slab of output channels. Tensor cores compute it as
-products of 64 rows by `n` columns: rows are `rows_m` output rows times 64 / rows_m channels, columns
-are neighbouring output pixels. A tile is row_steps x col_steps such products. Groups are
+products of 64 rows by `n` columns: rows are `rows_m` output rows times 64 / rows_m channels,
+columns are neighbouring output pixels. A tile is row_steps x col_steps such products. Groups are
 independent of each other, so a *unit* is what must be normalised together: one sample's tiles for
 unit_groups groups. A group of more than 64 channels has several slabs; all belong to its unit.
 """
@@ -263,17 +263,16 @@ class FusedTile:
         """Resident blocks that single_pass needs to make progress, see IN_FLIGHT."""
         return -(-self.unit_jobs // IN_FLIGHT)
 
-    def clocks(self, arch: Arch, wgmma: bool, products: int, stores: bool) -> float:
-        """Expected clocks that an SM needs for one job, with others in flight.
+    def costs(self, arch: Arch, products: int, stores: bool) -> dict[str, float]:
+        """Expected clocks of an SM for one job, by what limits it, with others in flight.
 
-        The slowest of: tensor cores (N / 2 clocks for a warpgroup's product, 5/8 of that speed
-        through mma.sync), the chain (about 16 instructions for each element, padding included,
-        at 128 lanes), the loaders, memory's share, and half of what one job takes from its first
-        to its last step, because two alternate.
+        Tensor cores take N / 2 clocks for a warpgroup's product, 8/5 of that through mma.sync; the
+        chain about 16 instructions for each element, padding included, at 128 lanes; latency is
+        half of what one job takes from its first to its last step, because two alternate.
         """
         elements = M * self.n * self.row_steps * self.col_steps
         tensor = self.row_steps * self.col_steps * self.chunks * self.steps * products * self.n / 2
-        tensor /= 1 if wgmma else 0.625
+        tensor /= 1 if arch.warpgroup_products else 0.625
         chain = elements / 8
         items = self.in_rows * self.in_columns
         load = self.chunks * (600 + 1.2 * items)
@@ -281,9 +280,13 @@ class FusedTile:
         clock = arch.fma_rate / 128 / arch.sms
         written = 4 * self.slab_channels * self.tile_h * self.tile_w if stores else 0
         read = 4 * self.g.C_in * items * self.tile_h * self.g.stride[0] / self.in_rows
-        memory = (written + read / self.units) * arch.sms / arch.bandwidth * clock
-        latency = (1000 + tensor + chain + 1500 + (elements / 24 if stores else 0)) / CONSUMERS
-        return max(tensor, chain, load, memory, latency)
+        return {
+            "tensor cores": tensor,
+            "chain": chain,
+            "loading": load,
+            "memory": (written + read / self.units) * arch.sms / arch.bandwidth * clock,
+            "latency": (2500 + tensor + chain + (elements / 24 if stores else 0)) / CONSUMERS,
+        }
 
 
 def choices(

@@ -16,8 +16,8 @@ class Op:
     takes_parameter: whether it reads a learned per-channel parameter of shape [C_out, 1, 1].
     torch: the same op as a Python expression of `v` [N, C_out, P, Q] and, if it takes one, of
         the parameter `{parameter}`; it serves the CPU path, the gradient and the oracle.
-    prescale: for ops that first multiply by a constant, that constant as C++; `<name>_prescaled.cuh`
-        then is the op on a value that an affine op before it has already multiplied.
+    prescale: for ops that first multiply by a constant, that constant as C++; then there is
+        `<name>_prescaled.cuh`, the op on a value that an affine op before it has multiplied.
     fold: for ops with op(op(v, a), b) = op(v, a <fold> b), the C++ operator that combines
         neighbouring parameters once per block instead of once per element; else None.
     """

@@ -11,22 +11,13 @@ from typing import Any
 
 from kgen.arch import ARCHS, SMEM_RESERVED, Arch
 from kgen.chain import Coefficient, Step, fold, pointer_name
-from kgen.fused import (
-    CHUNK_C,
-    CONSUMERS,
-    IN_FLIGHT,
-    PORTABLE_ACCUMULATORS,
-    PREPARE_BLOCKS,
-    PREPARE_THREADS,
-    THREADS,
-    FusedTile,
-    grid,
-)
+from kgen.fused import IN_FLIGHT, PORTABLE_ACCUMULATORS, THREADS, FusedTile
 from kgen.geometry import Geometry, geometry
+from kgen.launches import Argument, Launch, SmemRegion
 from kgen.ops import OPS
-from kgen.spec import Spec
+from kgen.plan_fused import fused_launches, fused_smem_map
+from kgen.spec import FUSED, Spec
 from kgen.strategy import (
-    FUSED,
     HYBRID_VALUES,
     choose_strategy,
     complete_fused,
@@ -35,7 +26,7 @@ from kgen.strategy import (
     planned_archs,
     vector_width,
 )
-from kgen.tiling import Tile, complete, round_up
+from kgen.tiling import Tile, complete
 from kgen.version import __version__
 
 NORM_THREADS = 128
@@ -45,61 +36,6 @@ NORM_VECTORS = 8  # vector loads that a thread of the normalise kernel keeps in 
 INLINE_PARTIALS = 1024
 # Registers of threads that multiply, normalise and load in the fused kernel: 128 on average.
 REGISTER_SPLIT = {"single_pass": (168, 80, 96), "recompute": (160, 96, 96)}
-
-
-@dataclass(frozen=True)
-class Argument:
-    """A parameter of the block: its Python name in the emitted op and its state_dict key."""
-
-    name: str
-    key: str
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel launch. The grid is one-dimensional: blocks + blocks_per_sample * N blocks.
-
-    arguments: names of tensors, in the kernel's order: `x`, `y`, `workspace`, `conv_out` or a
-    parameter's state_dict key; `N` is the batch as an int. A launch with a `team` is cooperative:
-    its blocks are resident together, one an SM, and take jobs in turn.
-    """
-
-    kernel: str
-    blocks_per_sample: int
-    threads: int
-    smem_bytes: int
-    arguments: tuple[str, ...]
-    blocks: int = 0
-    team: Team | None = None
-
-
-@dataclass(frozen=True)
-class Team:
-    """The blocks of a cooperative launch.
-
-    jobs_per_sample: what the blocks share out. unit_jobs: jobs that wait for each other. least:
-    resident blocks without which they would wait forever; aligned: see `kgen.fused.grid`.
-    """
-
-    jobs_per_sample: int
-    unit_jobs: int
-    least: int
-    aligned: bool
-
-    def grid(self, sms: int) -> int:
-        """Blocks on a GPU with so many SMs."""
-        return grid(self.unit_jobs, sms, self.aligned)
-
-
-@dataclass(frozen=True)
-class SmemRegion:
-    """A row of a kernel's shared-memory map."""
-
-    kernel: str
-    name: str
-    offset: int
-    bytes: int
-    layout: str
 
 
 @dataclass(frozen=True)
@@ -195,9 +131,7 @@ class Plan:
     @property
     def tail_sources(self) -> tuple[str, ...]:
         """Files of device functions of the tail that the chain itself does not use, sorted."""
-        return tuple(
-            f"device/pointwise/{step.op}.cuh" for step in self.tail if step.op not in OPS
-        )
+        return tuple(f"device/pointwise/{step.op}.cuh" for step in self.tail if step.op not in OPS)
 
     @property
     def in_flight(self) -> int:
@@ -206,7 +140,7 @@ class Plan:
 
     @property
     def registers(self) -> tuple[int, int, int] | None:
-        """Registers of a thread that multiplies, normalises, loads; None where all have the same."""
+        """Registers of threads that multiply, normalise, load; None where all have the same."""
         wide = self.fused is not None and self.fused.accumulators > PORTABLE_ACCUMULATORS
         return REGISTER_SPLIT[self.strategy] if wide else None
 
@@ -369,44 +303,9 @@ def _hybrid(common: _Common, reasons: tuple[str, ...]) -> Plan:
 
 
 def _fused(common: _Common, strategy: str, reasons: tuple[str, ...]) -> Plan:
-    spec, g, name = common.spec, common.g, common.spec.name
-    tile = complete_fused(spec, g, common.arch, strategy)
+    spec, name = common.spec, common.spec.name
+    tile = complete_fused(spec, common.g, common.arch, strategy)
     assert tile is not None, "check(spec) was not called"
-    single = strategy == "single_pass"
-    jobs = tile.units * tile.unit_jobs
-    launches = (
-        Launch(
-            f"{name}_prepare", 0, PREPARE_THREADS, 0, ("conv.weight", "workspace", "N"),
-            blocks=PREPARE_BLOCKS,
-        ),
-        Launch(
-            f"{name}_fused", 0, THREADS, tile.smem,
-            ("x", *common.chain_arguments, "group_norm.weight", "group_norm.bias", "y",
-             "workspace", "N"),
-            team=Team(jobs if single else 2 * jobs, tile.unit_jobs,
-                      tile.least_blocks() if single else 1, single),
-        ),
-    )  # fmt: skip
-    moments, statistics, affine, barriers = tile.smem_small
-    blocks = CHUNK_C // tile.math.slice_channels
-    chunk = f"[{tile.math.sets}][{2 * tile.steps}][64] slices"
-    staged = 0 if tile.weights_resident else tile.chunk_weight_bytes
-    regions = (
-        ("smem_weights", tile.smem_weights or staged,
-         f"[{tile.image_chunks if tile.weights_resident else 1}]{chunk}"),
-        ("smem_x_parts", tile.math.parts * tile.part_bytes,
-         f"[{tile.math.parts}][{blocks}][{tile.in_rows}][{g.stride[1]}][{tile.pitch_x}] slices"),
-        ("smem_tiles", CONSUMERS * tile.smem_out,
-         f"float [{CONSUMERS}][{tile.slab_channels}][{tile.pitch_channel}]"),
-        ("smem_moments", moments, f"Moments [{CONSUMERS}][2][64]"),
-        ("smem_statistics", statistics, f"float2 [{CONSUMERS}][2][{tile.unit_groups}]: mean, 1 / deviation"),
-        ("smem_affine", affine, f"float2 [{g.C_out}]: gamma, beta"),
-        ("smem_barriers", barriers, f"mbarrier [{3 * CONSUMERS + 1}]: full, empty, tile full, empty"),
-    )  # fmt: skip
-    smem_map, offset = [], 0
-    for region, size, layout in regions:
-        smem_map.append(SmemRegion(f"{name}_fused", region, offset, size, layout))
-        offset += round_up(size, 16)
     return Plan(
         **common.fields,
         strategy=strategy,
@@ -416,8 +315,8 @@ def _fused(common: _Common, strategy: str, reasons: tuple[str, ...]) -> Plan:
         norm_threads=THREADS,
         norm_vectors=1,
         separate_reduce=False,
-        launches=launches,
-        smem_map=tuple(smem_map),
+        launches=fused_launches(name, strategy, tile, common.chain_arguments),
+        smem_map=fused_smem_map(f"{name}_fused", tile),
         workspace_fixed=tile.workspace_fixed_bytes // 4,
         workspace_per_sample=tile.workspace_sample_bytes // 4,
         reasons=reasons,

@@ -143,10 +143,10 @@ def fused_seconds(tile: FusedTile, arch: Arch, strategy: str) -> float:
     """Expected time of the fused kernel, for one sample where the batch is dynamic."""
     jobs = (tile.g.N or 1) * tile.units * tile.unit_jobs
     rounds = -(-jobs // grid(tile.unit_jobs, arch.sms, strategy == "single_pass"))
-    wgmma, clock = arch.warpgroup_products, arch.fma_rate / 128 / arch.sms
-    clocks = tile.clocks(arch, wgmma, tile.math.products, stores=True)
+    clock = arch.fma_rate / 128 / arch.sms
+    clocks = max(tile.costs(arch, tile.math.products, stores=True).values())
     if strategy == "recompute":
-        clocks += tile.clocks(arch, wgmma, tile.math.statistics_products, stores=False)
+        clocks += max(tile.costs(arch, tile.math.statistics_products, stores=False).values())
     blocks = grid(tile.unit_jobs, arch.sms, strategy == "single_pass")
     if strategy == "single_pass" and 2 * tile.unit_jobs > IN_FLIGHT * blocks:
         # No second unit fits beside the first: nothing covers the wait for statistics.
@@ -159,7 +159,7 @@ def predicted_ms(spec: Spec, g: Geometry, arch: Arch, strategy: str) -> float | 
     """Predicted time of a strategy in ms, for one sample where the batch is dynamic.
 
     A coarse model, meant for comparing strategies. single_pass and recompute: see
-    `FusedTile.clocks`. two_kernel runs its multiply-adds at the
+    `FusedTile.costs`. two_kernel runs its multiply-adds at the
     tile's share of the fp32 pipe and moves x once and y three times; hybrid runs the library's
     convolution at LIBRARY_SHARE of that pipe and moves x once and y four times; each launch costs
     LAUNCH_SECONDS on top. None if it does not fit.

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kgen.math_kinds import MATHS
+
 ATOL = RTOL = 1e-4  # against the fp64 oracle, on every element
+LOOSE_ATOL = LOOSE_RTOL = 2e-2  # where the spec asks for less than fp32's accuracy, see tolerance()
+
+
+def tolerance(math: str | None) -> tuple[float, float]:
+    """(atol, rtol) that a spec is held to. `math: tf32` alone is held to less, and says so."""
+    kind = MATHS.get(math or "")
+    return (ATOL, RTOL) if kind is None or kind.tolerance_met else (LOOSE_ATOL, LOOSE_RTOL)
+
 
 # Distribution of x and seed; `kgen.reference.DISTRIBUTIONS` says what the names mean.
 CASES: tuple[tuple[str, int], ...] = (

@@ -18,7 +18,9 @@ from kgen.errors import BuildError
 from kgen.spec import load_spec
 from kgen.verdict import CaseResult, Report
 
-PACKAGE_FILES = {"__init__.py", "_compiler.py", "_runtime.py", "kernel.cu", "manifest.json"}
+PACKAGE_FILES = {
+    "__init__.py", "_compiler.py", "_op.py", "_runtime.py", "kernel.cu", "manifest.json",
+}  # fmt: skip
 
 
 @pytest.fixture

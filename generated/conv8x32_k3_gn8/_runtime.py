@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+_JOB_SLACK = 1 << 16  # numbers of jobs that a block adds before it compares
 _STATIC_SMEM_LIMIT = 49152  # bytes of shared memory a block gets without opting in
 
 
@@ -48,17 +49,15 @@ class Block:
         self.source = (folder / "kernel.cu").read_text("utf-8")
         output = manifest["output"]
         self.output = (output["C_out"], output["P"], output["Q"])
+        self.workspace_fixed: int = manifest["workspace_floats"]
         self.workspace_per_sample: int = manifest["workspace_floats_per_sample"]
         self.x_alignment: int = manifest["x_alignment"]
         self._compile_source = compile_source
         self._convolution: dict[str, list[int]] | None = manifest["convolution"]
-        self._launches = [
-            (one["kernel"], one["blocks_per_sample"], one["threads"], one["smem_bytes"],
-             tuple(one["arguments"]))
-            for one in manifest["launches"]
-        ]  # fmt: skip
+        self._launches: list[dict[str, Any]] = manifest["launches"]
         self._lock = threading.Lock()
-        self._ready: dict[int, list[Any]] = {}  # device index -> CUkernel of each launch
+        # device index -> kernel of each launch and the device's SMs
+        self._ready: dict[int, list[tuple[Any, int]]] = {}
         self._bound = threading.local()  # devices whose context this thread has made current
 
     def check(self, x: torch.Tensor, parameters: dict[str, torch.Tensor]) -> None:
@@ -111,7 +110,7 @@ class Block:
         """`forward` after its checks, into tensors of the caller's if given.
 
         y: contiguous [N, C_out, P, Q], 16-byte aligned; workspace: at least
-        N * workspace_per_sample floats, 16-byte aligned. Raises: LaunchError.
+        `workspace_floats(N)` floats, 16-byte aligned. Raises: LaunchError.
         """
         N = x.shape[0]
         with torch.cuda.device(x.device):
@@ -128,7 +127,7 @@ class Block:
             if y is None:
                 y = x.new_empty((N, *self.output))
             if workspace is None:
-                workspace = x.new_empty(N * self.workspace_per_sample)
+                workspace = x.new_empty(self.workspace_floats(N))
             tensors["y"], tensors["workspace"] = y, workspace
             for label in ("y", "workspace"):
                 if tensors[label].data_ptr() % 16 or not tensors[label].is_contiguous():
@@ -136,34 +135,49 @@ class Block:
             self._launch_all(N, x.device.index, tensors)
         return y
 
+    def workspace_floats(self, N: int) -> int:
+        """Floats of workspace that a batch of N needs."""
+        return self.workspace_fixed + N * self.workspace_per_sample
+
     def _launch_all(self, N: int, device: int, tensors: dict[str, torch.Tensor]) -> None:
         from cuda.bindings import driver
 
-        for name, blocks, *_ in self._launches:  # before the first of them runs
-            if N * blocks >= 2**31:
-                raise LaunchError(
-                    f"{name}: a batch of {N} needs {N * blocks} blocks, a launch takes {2**31 - 1}"
-                )
+        for launch in self._launches:  # before the first of them runs
+            _check_size(launch, N)
         kernels = self._kernels(device)
         stream = torch.cuda.current_stream(device).cuda_stream
-        for kernel, (name, blocks, threads, smem, arguments) in zip(
-            kernels, self._launches, strict=True
-        ):
-            values = (ctypes.c_void_p * len(arguments))(*(tensors[a].data_ptr() for a in arguments))
-            base, size = ctypes.addressof(values), ctypes.sizeof(ctypes.c_void_p)
-            pointers = (ctypes.c_void_p * len(arguments))(
-                *(base + index * size for index in range(len(arguments)))
+        for (kernel, sms), launch in zip(kernels, self._launches, strict=True):
+            names, threads, smem = launch["arguments"], launch["threads"], launch["smem_bytes"]
+            # Every argument fills 8 bytes; a kernel's int reads the low half of its own.
+            values = (ctypes.c_uint64 * len(names))(
+                *(N if name == "N" else tensors[name].data_ptr() for name in names)
             )
-            _check(
-                driver.cuLaunchKernel(
-                    kernel, N * blocks, 1, 1, threads, 1, 1, smem, stream,
-                    ctypes.addressof(pointers), 0,
-                ),
-                f"{name}: launch of {N * blocks} blocks x {threads} threads, {smem} bytes of "
-                "shared memory",
-            )  # fmt: skip
+            base, size = ctypes.addressof(values), ctypes.sizeof(ctypes.c_uint64)
+            pointers = (ctypes.c_void_p * len(names))(
+                *(base + index * size for index in range(len(names)))
+            )
+            blocks = grid(launch, N, sms)
+            what = (
+                f"{launch['kernel']}: launch of {blocks} blocks x {threads} threads, {smem} bytes "
+                "of shared memory"
+            )
+            parameters = ctypes.addressof(pointers)
+            if launch["team"] is None:
+                _check(
+                    driver.cuLaunchKernel(
+                        kernel, blocks, 1, 1, threads, 1, 1, smem, stream, parameters, 0
+                    ),
+                    what,
+                )
+            else:
+                _check(
+                    driver.cuLaunchCooperativeKernel(
+                        kernel, blocks, 1, 1, threads, 1, 1, smem, stream, parameters
+                    ),
+                    f"{what}, all resident",
+                )
 
-    def _kernels(self, device: int) -> list[Any]:
+    def _kernels(self, device: int) -> list[tuple[Any, int]]:
         """The loaded kernels for a device, with this thread's context made current."""
         if device not in getattr(self._bound, "devices", ()):
             self._bind(device)
@@ -186,13 +200,20 @@ class Block:
             _check(driver.cuCtxSetCurrent(context), f"{self.name}: cuCtxSetCurrent")
         self._bound.devices = {*getattr(self._bound, "devices", ()), device}
 
-    def _load(self, device: int) -> list[Any]:
+    def _load(self, device: int) -> list[tuple[Any, int]]:
         from cuda.bindings import driver
 
         major, minor = torch.cuda.get_device_capability(device)
         properties: Any = torch.cuda.get_device_properties(device)
         limit = properties.shared_memory_per_block_optin
-        for name, _, _, smem, _ in self._launches:
+        sms: int = properties.multi_processor_count
+        for launch in self._launches:
+            name, smem, team = launch["kernel"], launch["smem_bytes"], launch["team"]
+            if team is not None and team["least"] > sms:
+                raise LaunchError(
+                    f"{name}: a sample must stay on the chip, which takes {team['least']} SMs; "
+                    f"this GPU has {sms}. Emit it with strategy recompute or two_kernel"
+                )
             if smem > limit:
                 raise LaunchError(
                     f"{name}: a block needs {smem} bytes of shared memory, this GPU (compute "
@@ -209,7 +230,8 @@ class Block:
         )
         handle = _check(driver.cuDeviceGet(device), f"{self.name}: cuDeviceGet")
         kernels = []
-        for name, _, threads, smem, _ in self._launches:
+        for launch in self._launches:
+            name, threads, smem = launch["kernel"], launch["threads"], launch["smem_bytes"]
             kernel = _check(driver.cuLibraryGetKernel(library, name.encode()), f"{name}: lookup")
             attribute = driver.CUfunction_attribute
             most = _check(
@@ -229,8 +251,40 @@ class Block:
                     driver.cuKernelSetAttribute(dynamic, smem, kernel, handle),
                     f"{name}: opting in to {smem} bytes of shared memory",
                 )
-            kernels.append(driver.CUfunction(int(kernel)))
+            kernels.append((driver.CUfunction(int(kernel)), sms))
         return kernels
+
+
+def _check_size(launch: dict[str, Any], N: int) -> None:
+    """Refuse a batch whose blocks or jobs cannot be numbered in 32 bits. Raises: LaunchError."""
+    name, team = launch["kernel"], launch["team"]
+    if team is not None:
+        jobs = N * team["jobs_per_sample"]
+        if jobs >= 2**31 - _JOB_SLACK:
+            raise LaunchError(
+                f"{name}: a batch of {N} has {jobs} jobs, a launch takes {2**31 - _JOB_SLACK - 1}"
+            )
+        return
+    blocks = launch["blocks"] + N * launch["blocks_per_sample"]
+    if blocks >= 2**31:
+        raise LaunchError(
+            f"{name}: a batch of {N} needs {blocks} blocks, a launch takes {2**31 - 1}"
+        )
+
+
+def grid(launch: dict[str, Any], N: int, sms: int) -> int:
+    """Blocks of a launch for a batch of N on a GPU with so many SMs.
+
+    A team's blocks are resident together, one an SM. Where it is `aligned`, as many as let the
+    jobs that wait for each other take whole rounds of the grid.
+    """
+    team = launch["team"]
+    if team is None:
+        return int(launch["blocks"] + N * launch["blocks_per_sample"])
+    jobs = team["unit_jobs"]
+    if not team["aligned"]:
+        return sms
+    return int(sms // jobs * jobs if jobs <= sms else -(-jobs // -(-jobs // sms)))
 
 
 def library_convolution(
@@ -310,61 +364,3 @@ def _check(result: Sequence[Any], what: str) -> Any:
         reason = text.decode() if isinstance(text, bytes) else str(text)
         raise LaunchError(f"{what}: {status.name} ({reason})")
     return values[0] if values else None
-
-
-def define_op(
-    package: Path,
-    name: str,
-    arguments: Sequence[str],
-    cuda: Callable[..., torch.Tensor],
-    elsewhere: Callable[..., torch.Tensor],
-    differentiable: Callable[..., torch.Tensor],
-    output: tuple[int, int, int],
-) -> Callable[..., torch.Tensor]:
-    """Register `kgen::<name>_<content hash>` for every device, for meta tensors and gradients.
-
-    The name follows from the package's files, so that two packages never share an op and the same
-    package imported twice registers once. arguments: names of the op's tensors, x first. cuda: the
-    op on CUDA tensors. elsewhere: the op on all others, sparse ones too, which it refuses.
-    differentiable: the op in torch ops; the gradient is this function's. output: (C_out, P, Q).
-    """
-    content = hashlib.sha256()
-    for file in ("__init__.py", "kernel.cu", "manifest.json"):
-        content.update((package / file).read_bytes())
-    name = f"{name}_{content.hexdigest()[:16]}"
-    if not hasattr(torch.ops.kgen, name):
-        library: Any = torch.library.Library("kgen", "FRAGMENT")  # type: ignore[no-untyped-call]
-        tensors = ", ".join(f"Tensor {one}" for one in arguments)
-        library.define(f"{name}({tensors}) -> Tensor")
-        library.impl(name, cuda, "CUDA")
-        library.impl(name, elsewhere, "CompositeExplicitAutograd")
-
-        def fake(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-            if any(one.device != x.device for one in parameters):
-                raise ValueError(f"{name}: x is on {x.device}, a parameter elsewhere")
-            return x.new_empty((x.shape[0], *output))
-
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-            ctx.save_for_backward(*inputs)
-
-        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-            needs = ctx.needs_input_grad
-            with torch.enable_grad():
-                inputs = [
-                    one.detach().requires_grad_(need)
-                    for one, need in zip(ctx.saved_tensors, needs, strict=True)
-                ]
-                wanted = [one for one in inputs if one.requires_grad]
-                found = iter(torch.autograd.grad(differentiable(*inputs), wanted, grad))
-            return tuple(next(found) if need else None for need in needs)
-
-        torch.library.register_fake(f"kgen::{name}", fake, lib=library)
-        torch.library.register_autograd(
-            f"kgen::{name}", backward, setup_context=setup_context, lib=library
-        )
-        _LIBRARIES.append(library)
-    op: Callable[..., torch.Tensor] = getattr(torch.ops.kgen, name).default
-    return op
-
-
-_LIBRARIES: list[Any] = []  # a Library undoes its registrations when it is collected

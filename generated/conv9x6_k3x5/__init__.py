@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from . import _compiler, _runtime
+from . import _compiler, _op, _runtime
 
 _FOLDER = Path(__file__).resolve().parent
 manifest = json.loads((_FOLDER / "manifest.json").read_text("utf-8"))
@@ -58,7 +58,7 @@ def _elsewhere(x, *parameters):
 
 
 # The torch op behind the module: x and the tensors of PARAMETERS -> y.
-fused_block = _runtime.define_op(
+fused_block = _op.define_op(
     _FOLDER,
     manifest["name"],
     ("x", "conv_weight", "conv_bias", "scale", "bias", "gamma", "beta"),

@@ -22,7 +22,7 @@ from kgen.simulator.ptx import PtxError
 from kgen.simulator.reduce import describe, multiply_adds, reduced, samples
 from kgen.simulator.simulate import Outcome, Simulation
 from kgen.spec import Spec, load_spec
-from kgen.verdict import ATOL, CASES, RTOL, CaseResult, Report
+from kgen.verdict import CASES, CaseResult, Report, tolerance
 
 CASE_MACS = 1_000_000_000  # multiply-adds of all cases on the first target: about 10 s
 
@@ -137,13 +137,14 @@ def verify_on_simulator(
                 traced = candidate.outcome.trace
                 if trace is not None and not traced:
                     raise UsageError(f"no block {trace[0]} with a thread {trace[1]} was launched")
+    atol, rtol = tolerance(spec.schedule.math)
     return Report(
         name=spec.name,
         spec_hash=spec.hash(),
         strategy=job.plan.strategy,
         device=f"simulator ({', '.join(spec.targets)})",
-        atol=ATOL,
-        rtol=RTOL,
+        atol=atol,
+        rtol=rtol,
         cases=tuple(results),
         ran=ran,
         seconds=time.perf_counter() - start,

@@ -1,0 +1,72 @@
+"""Registers an emitted block as a torch op.
+
+This file is copied, byte for byte, into every emitted package as `_op.py`: it imports nothing of
+kgen. Needs torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def define_op(
+    package: Path,
+    name: str,
+    arguments: Sequence[str],
+    cuda: Callable[..., torch.Tensor],
+    elsewhere: Callable[..., torch.Tensor],
+    differentiable: Callable[..., torch.Tensor],
+    output: tuple[int, int, int],
+) -> Callable[..., torch.Tensor]:
+    """Register `kgen::<name>_<content hash>` for every device, for meta tensors and gradients.
+
+    The name follows from the package's files, so that two packages never share an op and the same
+    package imported twice registers once. arguments: names of the op's tensors, x first. cuda: the
+    op on CUDA tensors. elsewhere: the op on all others, sparse ones too, which it refuses.
+    differentiable: the op in torch ops; the gradient is this function's. output: (C_out, P, Q).
+    """
+    content = hashlib.sha256()
+    for file in ("__init__.py", "kernel.cu", "manifest.json"):
+        content.update((package / file).read_bytes())
+    name = f"{name}_{content.hexdigest()[:16]}"
+    if not hasattr(torch.ops.kgen, name):
+        library: Any = torch.library.Library("kgen", "FRAGMENT")  # type: ignore[no-untyped-call]
+        tensors = ", ".join(f"Tensor {one}" for one in arguments)
+        library.define(f"{name}({tensors}) -> Tensor")
+        library.impl(name, cuda, "CUDA")
+        library.impl(name, elsewhere, "CompositeExplicitAutograd")
+
+        def fake(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+            if any(one.device != x.device for one in parameters):
+                raise ValueError(f"{name}: x is on {x.device}, a parameter elsewhere")
+            return x.new_empty((x.shape[0], *output))
+
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+            ctx.save_for_backward(*inputs)
+
+        def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            needs = ctx.needs_input_grad
+            with torch.enable_grad():
+                inputs = [
+                    one.detach().requires_grad_(need)
+                    for one, need in zip(ctx.saved_tensors, needs, strict=True)
+                ]
+                wanted = [one for one in inputs if one.requires_grad]
+                found = iter(torch.autograd.grad(differentiable(*inputs), wanted, grad))
+            return tuple(next(found) if need else None for need in needs)
+
+        torch.library.register_fake(f"kgen::{name}", fake, lib=library)
+        torch.library.register_autograd(
+            f"kgen::{name}", backward, setup_context=setup_context, lib=library
+        )
+        _LIBRARIES.append(library)
+    op: Callable[..., torch.Tensor] = getattr(torch.ops.kgen, name).default
+    return op
+
+
+_LIBRARIES: list[Any] = []  # a Library undoes its registrations when it is collected
