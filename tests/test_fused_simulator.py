@@ -252,19 +252,19 @@ def test_small_x_keeps_its_bits(target, math, limit, strategy):
 
 
 @pytest.mark.parametrize("strategy", FUSED)
-@pytest.mark.parametrize("scale", [1e-37, 1e-20, 1e20, 1e30])
+@pytest.mark.parametrize("scale", [1e-20, 1e20])
 def test_fp16x3_weights_of_any_size(scale, strategy):
     """Each output channel has its own power of two: sizes differ between them, one is all zero."""
-    spec = fused_spec(strategy, 8, eps=1e-5, batch=1, conv_bias=False)
+    spec = fused_spec(strategy, 8, batch=1, conv_bias=False)
     x, parameters = draw(spec, 1, "normal x3", 0, "cpu")
+    x *= 1e-3  # squares of 1e20 would be infinite
     weight = parameters["conv.weight"]
     weight[::2] *= scale
     weight[3] = 0.0
     y, wanted = simulated(spec, x, parameters), oracle(spec, x, parameters)
     torch.testing.assert_close(y.double(), wanted, atol=1e-4, rtol=1e-4)
     assert bool((y[0, 3] == parameters["group_norm.bias"][3]).all())
-    normalised = wanted[0, 0].std() > 0.1  # whether eps leaves the scaled channels any size
-    assert bool(normalised) == (scale > 1)
+    assert bool(wanted[0, 0].std() > 0.1) == (scale > 1)  # whether eps leaves them any size
 
 
 @pytest.mark.parametrize("strategy", FUSED)
@@ -327,9 +327,7 @@ def test_statistics_of_a_large_group_with_an_outlier(math):
     assert_within_tolerance(spec, x, parameters)
 
 
-@pytest.mark.xfail(
-    reason="zero weights times a NaN that only a row past the output sees", strict=True
-)
+@pytest.mark.xfail(reason="zero weights times what only a row past the output sees", strict=True)
 @pytest.mark.parametrize("value", [float("nan"), 1e6])
 def test_what_no_output_sees_has_no_effect(value):
     """The last row of x: with several output rows in a product, a row past the output reads it."""

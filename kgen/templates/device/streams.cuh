@@ -33,11 +33,11 @@ template <int kVec>
 __device__ __forceinline__ void store_vector_streaming(float* address, const float (&value)[kVec]) {
   const unsigned long long target = __cvta_generic_to_global(address);
   if constexpr (kVec == 4) {
-    asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target), "f"(value[0]),
+    asm volatile("st.global.cs.v4.f32 [%0], { %1, %2, %3, %4};" ::"l"(target), "f"(value[0]),
                  "f"(value[1]), "f"(value[2]), "f"(value[3])
                  : "memory");
   } else if constexpr (kVec == 2) {
-    asm volatile("st.global.cs.v2.f32 [%0], {%1, %2};" ::"l"(target), "f"(value[0]), "f"(value[1])
+    asm volatile("st.global.cs.v2.f32 [%0], { %1, %2};" ::"l"(target), "f"(value[0]), "f"(value[1])
                  : "memory");
   } else {
     asm volatile("st.global.cs.f32 [%0], %1;" ::"l"(target), "f"(value[0]) : "memory");

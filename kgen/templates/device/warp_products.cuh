@@ -1,8 +1,8 @@
-// The same products by warps (PTX ISA, "mma.sync", "ldmatrix"; sm_80 and newer): a warp computes the
-// 16 rows that are its own in a warpgroup's product, into the same registers.
+// The same products by warps (PTX ISA, "mma.sync", "ldmatrix"; sm_80 and newer): a warp computes
+// the 16 rows that are its own in a warpgroup's product, into the same registers.
 
 __device__ __forceinline__ void load_matrices(unsigned address, unsigned (&matrices)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
                : "r"(address)
                : "memory");

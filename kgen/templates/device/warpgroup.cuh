@@ -36,13 +36,18 @@ __device__ __forceinline__ void products_wait(int left) {
   }
 }
 
-// The registers of a block are dealt out anew; every warpgroup calls one of the two.
+// The registers of a block are dealt out anew; every warpgroup calls one of the two. 0: it keeps
+// what it has.
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  if constexpr (kRegisters > 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  }
 }
 
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  if constexpr (kRegisters > 0) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  }
 }

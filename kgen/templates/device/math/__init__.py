@@ -1,0 +1,1 @@
+"""One file a math: how operands are split and multiplied."""

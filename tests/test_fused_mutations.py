@@ -1,0 +1,256 @@
+"""Bugs planted in the kernels on tensor cores: the simulator must catch every one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from helpers import spec_of
+
+torch = pytest.importorskip("torch")
+
+from kgen.checks import check_case
+from kgen.emit import render
+from kgen.plan import make_plan
+from kgen.reference import draw
+from kgen.simulator.candidate import SimulatedCandidate
+from kgen.simulator.device import Options, SimulationError
+from kgen.simulator.simulate import Simulation
+from kgen.spec import FUSED, Spec
+
+pytestmark = pytest.mark.nvrtc
+
+HANG = "no progress|deadlock"  # what the simulator says of a launch that never ends
+ONE, TWO = ("single_pass",), ("recompute",)
+RAGGED, CHUNKED = "ragged", "chunked"
+
+# ragged: 4 tiles a sample, of which 3 have rows or columns outside the output; runs that start
+# anywhere in a line; one unit of several groups. chunked: two chunks of input channels, two units,
+# tiles that cover the output exactly and span its width.
+PROBLEMS = {
+    RAGGED: {"batch": 3, "in_channels": 5, "out_channels": 12, "height": 9, "width": 15,
+             "kernel_size": 3},
+    CHUNKED: {"batch": 2, "in_channels": 11, "out_channels": 96, "height": 4, "width": 10,
+              "kernel_size": [1, 3]},
+}  # fmt: skip
+KNOBS = {RAGGED: {"tile_h": 4, "tile_w": 8}, CHUNKED: {"tile_h": 1}}
+GROUPS = {RAGGED: 4, CHUNKED: 2}
+
+
+def spec_for(name: str, strategy: str, target: str = "sm_90a") -> Spec:
+    return spec_of(
+        name="mutant",
+        problem=PROBLEMS[name],
+        chain=[{"add": "bias"}, "tanh", {"group_norm": {"num_groups": GROUPS[name]}}],
+        schedule={"strategy": strategy, **KNOBS[name]},
+        targets=[target],
+    )
+
+
+@dataclass(frozen=True)
+class Bug:
+    """old -> new in the kernel. found: words that the report must have; empty: values may do."""
+
+    what: str
+    old: str
+    new: str
+    found: str = ""
+    problem: str = RAGGED
+    strategies: tuple[str, ...] = FUSED
+    target: str = "sm_90a"
+
+
+BUGS = [
+    # What is handed from the loader to the products.
+    Bug("loaded pixels are not fenced",
+        "      fence_before_products();\n      mbarrier_arrive_warp(full",
+        "      mbarrier_arrive_warp(full", "proxy fence"),
+    Bug("resident weights are not fenced",
+        "  fence_before_products();\n  __syncthreads();", "  __syncthreads();", "proxy fence"),
+    Bug("the stage is overwritten before its products are done",
+        "mbarrier_wait(empty, (sequence - 1) % 2);  // (2)", "", "race in shared memory"),
+    Bug("the loader waits for the wrong parity",
+        "mbarrier_wait(empty, (sequence - 1) % 2);  // (2)",
+        "mbarrier_wait(empty, sequence % 2);  // (2)", "race in shared memory"),
+    Bug("products start before their chunk is staged",
+        "mbarrier_wait(full, (turn * kChunks + chunk) % 2);  // (1)", "",
+        "race in shared memory"),
+    Bug("a consumer counts turns instead of chunks",
+        "(turn * kChunks + chunk) % 2);  // (1)", "(turn + chunk) % 2);  // (1)",
+        "", CHUNKED),
+    Bug("the stage is freed before the last products are waited for",
+        "    products_wait(kBlocks - 1 - t);\n    if (t + 1 == kBlocks) {\n"
+        "      mbarrier_arrive_lane(empty);  // (2)\n    }",
+        "    if (t + 1 == kBlocks) {\n      mbarrier_arrive_lane(empty);  // (2)\n    }\n"
+        "    products_wait(kBlocks - 1 - t);", "race in shared memory"),
+    Bug("the stage is freed before a chunk's products are waited for",
+        "      products_wait(0);\n      mbarrier_arrive_lane(empty);  // (2)",
+        "      mbarrier_arrive_lane(empty);  // (2)", "", CHUNKED),
+    Bug("sums are read while the last products run",
+        "products_wait(kBlocks - 1 - t);", "products_wait(kBlocks - t);"),
+    Bug("registers are not fenced before the products", "  products_begin();\n", ""),
+    Bug("only the first lane's stores are ordered before an arrival",
+        "  __syncwarp();\n  mbarrier_arrive_lane(barrier);", "  mbarrier_arrive_lane(barrier);",
+        "race in shared memory"),
+    Bug("every chunk goes to the first consumer",
+        "full + index / gridDim.x % kConsumers", "full", HANG, strategies=ONE),
+    Bug("the loader leaves out every second job",
+        "index < jobs; index += gridDim.x) {", "index < jobs; index += 2 * gridDim.x) {",
+        HANG, strategies=ONE),
+    # Moments and statistics.
+    Bug("no barrier between the rows' moments and their merge",
+        "warpgroup_barrier(1 + consumer);  // (5)", "", "race in shared memory"),
+    Bug("both consumers meet at one barrier",
+        "warpgroup_barrier(1 + consumer);  // (5)", "warpgroup_barrier(1);  // (5)",
+        "race in shared memory"),
+    Bug("one place for the moments of two jobs", "smem_places + turn % 2 * 64", "smem_places",
+        "race in shared memory"),
+    Bug("statistics are made before all partials are there", "} while (absent);",
+        "} while (false);"),
+    Bug("statistics are read before they are there", "} while (bits == kAbsent);",
+        "} while (false);"),
+    Bug("makers wait before they make", "    if (job.statistics == (kPasses == 2)) {\n",
+        "    while (peek(statistics) == kAbsent) {\n    }\n"
+        "    if (job.statistics == (kPasses == 2)) {\n", HANG, strategies=ONE),
+    Bug("no place is marked as absent", "    pairs[i] = kAbsent;\n", "", "uninitialised read"),
+    Bug("the places of statistics are not marked", "* kNumGroups * (kUnitJobs + 1);",
+        "* kNumGroups * kUnitJobs;", "uninitialised read"),
+    Bug("a partial in the next job's place",
+        "const int slot = job.slab * kTiles + job.tile;\n",
+        "const int slot = (job.slab * kTiles + job.tile + 1) % kUnitJobs;\n"),
+    Bug("partials are published by ordinary stores", "st.relaxed.gpu.global.b64",
+        "st.global.b64", "race in global memory"),
+    Bug("partials are read by ordinary loads", "ld.relaxed.gpu.global.b64",
+        "ld.volatile.shared.b64"),
+    Bug("statistics of the first unit for all", "bits = peek(statistics + thread);",
+        "bits = peek(statistics_of(workspace, 0, N) + thread);"),
+    Bug("no barrier before a pair reads its unit's statistics",
+        "pair_barrier(1 + kConsumers + consumer);  // (6)", "", "race in shared memory"),
+    Bug("one place for the statistics of two jobs",
+        "(2 * consumer + stored % 2) * kUnitGroups", "2 * consumer * kUnitGroups",
+        "race in shared memory"),
+    # Finished tiles.
+    Bug("a tile is stored before it is finished",
+        "mbarrier_wait(tile_full, stored++ % 2);  // (3)", "++stored;", "race in shared memory"),
+    Bug("a tile is overwritten before it is stored",
+        "      mbarrier_wait(tile_empty, (stored - 1) % 2);  // (4)\n", "",
+        "race in shared memory"),
+    Bug("a pair stores the other consumer's tile",
+        "reinterpret_cast<const float*>(smem + kTilesAt) + consumer * kTileFloats;",
+        "reinterpret_cast<const float*>(smem + kTilesAt) + (1 - consumer) * kTileFloats;"),
+    Bug("one warp of a pair frees the tile", "< tile_empty ? 4 : 2);", "< tile_empty ? 4 : 1);"),
+    Bug("channels past the slab are written", "channel + 8 * half >= kSlabChannels", "false"),
+    Bug("runs go past the tile's columns", "const int length = kWholeRows ? rows * kQ : columns;",
+        "const int length = kWholeRows ? rows * kQ : kTileW;"),
+    Bug("runs start one float late", "kVecY == 4 ? 0 : beyond_line, pair.x",
+        "kVecY == 4 ? 0 : beyond_line - 1, pair.x", "never written"),
+    Bug("every second run is left out", "run < runs; run += 4) {", "run < runs; run += 8) {",
+        "never written"),
+    # Which values.
+    Bug("columns outside the output are summed", "columns - t % kColSteps * kN : 0)",
+        "kTileW - t % kColSteps * kN : 0)"),
+    Bug("rows outside the output are summed", "t / kColSteps < rows ?", "true ?"),
+    Bug("x is read one row too low", "- kPadH + pixel / kInW;", "- kPadH + pixel / kInW + 1;"),
+    Bug("the slices of K lie one pixel further", "operand_descriptor(b + offset * 16,",
+        "operand_descriptor(b + (offset + 1) * 16,"),
+    Bug("the second slice of a step lies one pixel further", "(next - offset) * 16),",
+        "(next - offset + 1) * 16),"),
+    Bug("the weights' slices lie closer", "operand_descriptor(a + k * 2048, 1024)",
+        "operand_descriptor(a + k * 2048, 512)"),
+    Bug("the weights' sets are swapped", "Product{0, 0} : i == 1 ? Product{1, 1}",
+        "Product{1, 0} : i == 1 ? Product{0, 1}"),
+    Bug("the low parts of x are not scaled",
+        "(v[2 * i] - rounded.x) * 2048.0f, (v[2 * i + 1] - rounded.y) * 2048.0f",
+        "v[2 * i] - rounded.x, v[2 * i + 1] - rounded.y"),
+    Bug("the weights' scale stays", "Affine affine = {unscale, 0.0f};",
+        "Affine affine = {1.0f, 0.0f};"),
+    Bug("every unit has the first one's weights",
+        "kResident ? ((job.unit * kSlabs + job.slab) * kChunks + chunk) : 0",
+        "kResident ? chunk : 0", "", CHUNKED),
+    Bug("every unit has the first one's bias", "if (kUnits * kSlabs > 1 || turn == 0) {",
+        "if (turn == 0) {", "", CHUNKED),
+    Bug("sums do not start at zero", "first && i == 0 && k == 0);", "false);"),
+    Bug("every chunk starts a new sum", "smem_address(smem + kXPartsAt), chunk == 0);",
+        "smem_address(smem + kXPartsAt), true);", "", CHUNKED),
+    # The order of jobs.
+    Bug("a pair takes every job of its block", "index += kConsumers * gridDim.x) {\n    const Job",
+        "index += gridDim.x) {\n    const Job"),
+    Bug("storing jobs come before their statistics", "(ahead % 2 == 0 ? lag : 0)",
+        "(ahead % 2 == 0 ? 0 : lag)", strategies=TWO),
+    Bug("the last units are stored twice", "tail ? segment - units :",
+        "tail ? segment - units - 1 :", strategies=TWO),
+    Bug("the second pass takes statistics too", "job.statistics = head ||",
+        "job.statistics = segment >= 0 || head ||", strategies=TWO),
+    # Products by warps.
+    Bug("the stage is freed while some lanes read it",
+        "  if (left == 0) {\n    __syncwarp();\n  }\n", "", target="sm_80"),
+    Bug("the second slice of a step lies one pixel further, by warps",
+        "shift + offset * 16, (next - offset) * 16);",
+        "shift + offset * 16, (next - offset + 1) * 16);", target="sm_80"),
+    Bug("a fragment's rows are those of the next warp", "lane / 16 * 64 + 16 * warp",
+        "lane / 16 * 64 + 16 * (warp ^ 1)", target="sm_80"),
+    Bug("products start before their chunk is staged, by warps",
+        "mbarrier_wait(full, (turn * kChunks + chunk) % 2);  // (1)", "",
+        "race in shared memory", target="sm_80"),
+]  # fmt: skip
+CASES = [(bug, strategy) for bug in BUGS for strategy in bug.strategies[:1]]
+
+
+def run(spec, source=None):
+    simulation = Simulation(spec, make_plan(spec), spec.targets[0], source)
+    candidate = SimulatedCandidate(simulation, Options())
+    x, parameters = draw(spec, spec.problem.batch, "normal x3", 0, "cpu")
+    return check_case(spec, candidate, x, parameters), candidate.outcome
+
+
+def mutated(spec, bug):
+    source = render(spec)["kernel.cu"]
+    assert bug.old in source, "the mutation no longer applies"
+    return source.replace(bug.old, bug.new)
+
+
+def test_there_are_at_least_twenty_five():
+    assert len({bug.what for bug in BUGS}) == len(BUGS) >= 25
+
+
+def test_the_problems_hold_what_the_bugs_need():
+    for strategy in FUSED:
+        ragged = make_plan(spec_for(RAGGED, strategy)).fused
+        assert not ragged.is_whole
+        assert not ragged.whole_rows
+        assert (ragged.vec, ragged.unit_groups, ragged.tiles) == (1, 4, (2, 2))
+        assert ragged.slab_channels < ragged.channels_m
+        assert ragged.row_steps > 1
+        chunked = make_plan(spec_for(CHUNKED, strategy)).fused
+        assert chunked.is_whole
+        assert chunked.whole_rows
+        assert (chunked.chunks, chunked.units) == (2, 2)
+        assert chunked.weights_resident
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("strategy", FUSED)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_correct_kernels_raise_no_alarm(name, strategy, target):
+    result, outcome = run(spec_for(name, strategy, target))
+    assert (result.passed, outcome.problems) == (True, ()), result.reason
+
+
+@pytest.mark.parametrize(
+    ("bug", "strategy"), CASES, ids=[f"{bug.what}, {strategy}" for bug, strategy in CASES]
+)
+def test_planted_bug_is_caught(bug, strategy):
+    spec = spec_for(bug.problem, strategy, bug.target)
+    source = mutated(spec, bug)
+    if bug.found == HANG:
+        with pytest.raises(SimulationError, match=HANG):
+            run(spec, source)
+        return
+    try:
+        result, outcome = run(spec, source)
+    except SimulationError as error:
+        assert bug.found in str(error)
+        return
+    text = " ".join(outcome.problems)
+    assert not result.passed or outcome.problems, "not caught"
+    assert bug.found in text, (result.reason, outcome.problems[:5])
