@@ -1,6 +1,7 @@
 """Times shipped specs against eager PyTorch and torch.compile, in one process.
 
     python benchmarks/measure.py specs/*.yaml --output benchmarks/results/h200.json
+    python benchmarks/measure.py specs/conv8x32_k3_gn8.yaml --shapes --output ...
 
 Each kernel is verified before it is timed. Rows are timed in interleaved rounds with CUDA events,
 medians in ms: `cold` flushes L2 before each call, `warm` does not, and `graph` replays a CUDA graph
@@ -21,11 +22,25 @@ from pathlib import Path
 import torch
 
 import kgen
+from kgen.checks import PackageCandidate, verify_candidate
 from kgen.compiler import nvrtc_version
+from kgen.constraints import check
 from kgen.package import find_package
 from kgen.reference import EagerBlock, chunks, draw, oracle
+from kgen.spec import Schedule
+from kgen.verdict import CASES
 
 KINDS = ("cold", "warm", "graph")
+# What --shapes changes of a problem, one row each.
+SHAPES: dict[str, dict[str, object]] = {
+    "64x64": {"height": 64, "width": 64},
+    "128x128": {"height": 128, "width": 128},
+    "512x512": {"height": 512, "width": 512, "batch": 32},
+    "batch 1": {"batch": 1},
+    "batch 8": {"batch": 8},
+    "64 channels": {"out_channels": 64},
+    "5x5": {"kernel_size": (5, 5)},
+}
 FLUSH_BYTES = 256 << 20  # several times any L2
 
 
@@ -110,11 +125,20 @@ def errors(spec: kgen.Spec, y: torch.Tensor, x: torch.Tensor, parameters: dict) 
     return {"max_error": biggest, "rms_error": (squares / count) ** 0.5}
 
 
-def measure(path: Path, strategies: list[str], rounds: int) -> dict[str, object]:
-    spec = kgen.load_spec(path)
-    variants = {spec.schedule.strategy or "chosen": spec}
+def shaped(spec: kgen.Spec, shape: str) -> kgen.Spec:
+    """The spec for another of SHAPES, its knobs chosen anew."""
+    problem = spec.problem.model_copy(update=SHAPES[shape])
+    name = "_".join([spec.name, *shape.split()])
+    new = spec.model_copy(update={"name": name, "problem": problem})
+    return new.model_copy(update={"schedule": type(spec.schedule)()})
+
+
+def measure(spec: kgen.Spec, strategies: list[str], rounds: int, cases: int) -> dict[str, object]:
+    variants = {spec.schedule.strategy: spec} if spec.schedule.strategy else {}
     for strategy in strategies:
-        variants.setdefault(strategy, spec.with_strategy(strategy))
+        variant = spec.with_strategy(strategy)
+        if not check(variant):
+            variants.setdefault(strategy, variant)
     batch = 16 if spec.problem.batch == "dynamic" else spec.problem.batch
     x, parameters = draw(spec, batch, "uniform", 0, "cuda")
     eager = EagerBlock(spec).cuda().eval()
@@ -124,10 +148,12 @@ def measure(path: Path, strategies: list[str], rounds: int) -> dict[str, object]
     rows: dict[str, Callable[[], object]] = {}
     facts: dict[str, dict] = {}
     for variant in variants.values():
-        report = kgen.verify(variant)
-        if not report.passed:
-            raise SystemExit(report.table())
         package = find_package(variant)
+        report = verify_candidate(variant, PackageCandidate(package), "cuda", CASES[:cases])
+        if not report.passed:
+            print(report.table(), flush=True)  # what is wrong has no time
+            facts[f"kgen {report.strategy}"] = {"failed": report.summary()}
+            continue
         ordered = [parameters[key] for key in package.PARAMETERS]
         row = f"kgen {report.strategy}"
         rows[row] = lambda package=package, ordered=ordered: package.fused_block(x, *ordered)
@@ -143,6 +169,7 @@ def measure(path: Path, strategies: list[str], rounds: int) -> dict[str, object]
     with torch.no_grad():
         for label, call in rows.items():
             facts.setdefault(label, {}).update(errors(spec, call(), x, parameters))
+            torch.cuda.empty_cache()
         graphs = {label: graphed(call) for label, call in rows.items()}
         for kind, calls in (("cold", rows), ("warm", rows), ("graph", graphs)):
             for label, times in time_rounds(calls, rounds, cold=kind != "warm").items():
@@ -150,13 +177,13 @@ def measure(path: Path, strategies: list[str], rounds: int) -> dict[str, object]
     plan = kgen.make_plan(spec)
     needed = 4 * batch * (plan.g.x_elements + plan.g.y_elements)
     return {
-        "spec": path.name,
         "name": spec.name,
         "spec_hash": spec.hash(),
         "batch": batch,
         "x": list(x.shape),
         "bytes_needed": needed,
         "rounds": rounds,
+        "chosen": kgen.make_plan(spec.model_copy(update={"schedule": Schedule()})).strategy,
         "rows": facts,
     }
 
@@ -172,23 +199,31 @@ def copy_rate() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("specs", nargs="+", type=Path)
-    parser.add_argument("--strategies", default="two_kernel,hybrid")
+    parser.add_argument("--strategies", default="single_pass,recompute,two_kernel,hybrid")
+    parser.add_argument("--cases", type=int, default=len(CASES), help="of verification")
+    parser.add_argument("--shapes", action="store_true", help="other shapes of the first spec")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     result: dict[str, object] = context("measure.py")
     result["copy_bytes_per_second"] = copy_rate()
     result["specs"] = []
-    for path in arguments.specs:
-        one = measure(path, arguments.strategies.split(","), arguments.rounds)
+    loaded = [(path.name, kgen.load_spec(path)) for path in arguments.specs]
+    if arguments.shapes:
+        loaded = [(loaded[0][0], shaped(loaded[0][1], shape)) for shape in SHAPES]
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    for file, spec in loaded:
+        strategies = arguments.strategies.split(",")
+        one = {"spec": file, **measure(spec, strategies, arguments.rounds, arguments.cases)}
         result["specs"].append(one)
         print(f"{one['name']}  x {one['x']}  needs {one['bytes_needed'] / 1e6:.1f} MB")
         for label, row in one["rows"].items():
+            if "failed" in row:
+                continue
             medians = "  ".join(f"{kind} {row[kind]['median']:8.4f}" for kind in KINDS)
             print(f"  {label:18} {medians} ms  max error {row['max_error']:.2e}", flush=True)
         torch.cuda.empty_cache()
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

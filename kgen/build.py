@@ -17,6 +17,7 @@ from kgen.compiler import Build, CacheError, CompileError, compile_source
 from kgen.constraints import check
 from kgen.emit import render, write
 from kgen.errors import BuildError, SpecError, UsageError
+from kgen.plan import make_plan
 from kgen.spec import Spec
 from kgen.version import __version__
 
@@ -30,10 +31,20 @@ def build(
     package needs no compiler. Raises: SpecError if the plan does not fit an architecture,
     BuildError, UsageError.
     """
+    planned = make_plan(spec)
     for arch in map(normalise_arch, archs):
-        issues = check(spec.model_copy(update={"targets": (spec.targets[0], arch)}))
-        if issues and arch != spec.targets[0]:
+        both = spec.model_copy(update={"targets": (*spec.targets, arch)})
+        if arch in spec.targets:
+            continue
+        issues = [one for one in check(both) if one.path != "targets"]
+        if issues:
             raise SpecError(f"{spec.name} for {arch}", issues)
+        if planned.fused is not None and make_plan(both).fused != planned.fused:
+            listed = ", ".join(spec.targets)
+            raise UsageError(
+                f"{spec.name}: its kernel is planned for {listed} and does not fit {arch}; "
+                f"add {arch} to the spec's targets"
+            )
     text = render(spec)
     builds = [compile_kernel(text["kernel.cu"], arch) for arch in archs]
     folder = Path(output) / spec.name

@@ -9,9 +9,10 @@ import sys
 import pytest
 
 import kgen
+from kgen.errors import SpecError
 from kgen.ops import OPS
 from kgen.package import import_package, package_of
-from kgen.spec import load_spec
+from kgen.spec import STRATEGIES, load_spec
 
 torch = pytest.importorskip("torch")
 
@@ -19,7 +20,6 @@ from kgen.checks import PackageCandidate, check_case
 from kgen.reference import EagerBlock, draw, eager_fp32, oracle
 
 pytestmark = [pytest.mark.gpu, pytest.mark.nvrtc]
-STRATEGIES = ("two_kernel", "hybrid")
 
 
 def spec_of(strategy=None, *, chain=None, num_groups=8, eps=1e-5, schedule=None, **problem):
@@ -28,15 +28,20 @@ def spec_of(strategy=None, *, chain=None, num_groups=8, eps=1e-5, schedule=None,
     if strategy:
         schedule["strategy"] = strategy
     pointwise = chain if chain is not None else [{"add": "bias"}, {"mul": "scale"}, "sigmoid"]
-    return load_spec(
-        {
-            "version": 1,
-            "name": "probe",
-            "problem": {**sizes, **problem},
-            "chain": [*pointwise, {"group_norm": {"num_groups": num_groups, "eps": eps}}],
-            "schedule": schedule,
-        }
-    )
+    try:
+        return load_spec(
+            {
+                "version": 1,
+                "name": "probe",
+                "problem": {**sizes, **problem},
+                "chain": [*pointwise, {"group_norm": {"num_groups": num_groups, "eps": eps}}],
+                "schedule": schedule,
+            }
+        )
+    except SpecError as error:
+        if "does not fit" in str(error) and strategy in ("single_pass", "recompute"):
+            pytest.skip(str(error.issues[0].message))
+        raise
 
 
 def run(spec, x, parameters):
@@ -471,3 +476,50 @@ def test_d15_hybrid_around_48_kib_of_shared_memory(channels):
     spec = spec_of("hybrid", chain=["sigmoid"], in_channels=2, out_channels=channels, num_groups=1,
                    kernel_size=1, height=5, width=4)  # fmt: skip
     assert_right(spec, *draw(spec, 2, "uniform", 0, "cuda"))
+
+
+# ---- Tensor cores ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["single_pass", "recompute"])
+@pytest.mark.parametrize("math", ["fp16x3", "bf16x3", "tf32x3", "tf32"])
+def test_every_math(strategy, math):
+    spec = spec_of(strategy, height=64, width=66, schedule={"math": math})
+    result = assert_right(spec, *draw(spec, 5, "uniform", 0, "cuda"))
+    bound = {"fp16x3": 1e-5, "bf16x3": 1e-4, "tf32x3": 1e-5, "tf32": 2e-2}[math]
+    assert result.max_error < bound
+    assert (result.max_error > 1e-4) == (math == "tf32")
+
+
+@pytest.mark.parametrize("strategy", ["single_pass", "recompute"])
+def test_fp16x3_out_of_range_is_nan_never_wrong(strategy):
+    spec = spec_of(strategy, height=64, width=64)
+    x, parameters = draw(spec, 3, "uniform", 0, "cuda")
+    x[1, 3, 20, 20] = 65520.0
+    y, wanted = run(spec, x, parameters), oracle(spec, x, parameters)
+    assert bool(y[1].isnan().all())
+    for n in (0, 2):
+        torch.testing.assert_close(y[n].double(), wanted[n], atol=1e-4, rtol=1e-4)
+    x[1, 3, 20, 20] = 65000.0
+    assert_right(spec, x, parameters)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3])
+def test_fp16x3_keeps_its_accuracy_for_small_x(scale):
+    spec = spec_of("single_pass", chain=[], conv_bias=False, eps=1e-30, height=64, width=64)
+    x, parameters = draw(spec, 2, "normal x3", 0, "cuda")
+    y, wanted = run(spec, x * scale, parameters), oracle(spec, x * scale, parameters)
+    # Below 2^-14 the parts of x keep 2^-36 absolutely: 1.5e-5 of values of 1e-6.
+    bound = 2e-4 if scale == 1e-6 else 1e-5
+    torch.testing.assert_close(y.double(), wanted, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 7, 13, 131])
+def test_single_pass_ends_for_any_batch(batch):
+    spec = spec_of("single_pass", height=100, width=254)
+    assert_right(spec, *draw(spec, batch, "uniform", batch, "cuda"))
+
+
+def test_a_sample_as_large_as_the_chip():
+    spec = spec_of("single_pass", height=512, width=512, batch=3)
+    assert_right(spec, *draw(spec, 3, "uniform", 0, "cuda"))

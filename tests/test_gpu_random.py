@@ -10,7 +10,7 @@ from kgen.constraints import check, divisors
 from kgen.errors import SpecError
 from kgen.ops import OPS
 from kgen.package import package_of
-from kgen.spec import load_spec
+from kgen.spec import STRATEGIES, load_spec
 
 pytest.importorskip("torch")
 
@@ -48,7 +48,7 @@ def random_spec(seed):
                 "conv_bias": rng.random() < 0.7,
             },
             "chain": chain,
-            "schedule": {"strategy": rng.choice(["two_kernel", "two_kernel", "hybrid"])},
+            "schedule": {"strategy": rng.choice(STRATEGIES)},
         }
         try:
             spec = load_spec(values)
@@ -58,7 +58,7 @@ def random_spec(seed):
         return spec
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(120))
 def test_random_block(seed):
     spec = random_spec(seed)
     batch = 2 if spec.problem.batch == "dynamic" else spec.problem.batch

@@ -16,7 +16,7 @@ from kgen.explain import as_text, explain
 from kgen.geometry import geometry
 from kgen.ops import OPS
 from kgen.plan import make_plan, resident_blocks
-from kgen.spec import Spec, load_spec
+from kgen.spec import STRATEGIES, Spec, load_spec
 from kgen.tiling import complete, is_legal
 
 FEW = settings(
@@ -90,12 +90,13 @@ def check_invariants(spec: Spec) -> None:
     N = g.N or 1
     assert g.P >= 1
     assert g.Q >= 1
-    assert plan.strategy in ("two_kernel", "hybrid")
+    assert plan.strategy in STRATEGIES
     assert plan.group_channels * plan.num_groups == g.C_out
     assert g.P * g.Q % plan.vec == 0
     for launch in plan.launches:
-        assert launch.blocks_per_sample >= 1
-        assert launch.blocks_per_sample * N < 2**31
+        jobs = launch.team.jobs_per_sample if launch.team else launch.blocks_per_sample
+        assert jobs >= 1 or launch.blocks >= 1
+        assert jobs * N + launch.blocks < 2**31
         assert launch.threads % 32 == 0
         assert 32 <= launch.threads <= 1024
         for target in spec.targets:
@@ -107,7 +108,7 @@ def check_invariants(spec: Spec) -> None:
     if plan.tile is not None:
         check_tile(plan)
         check_workspace(plan)
-    else:
+    elif plan.strategy == "hybrid":
         assert plan.workspace_per_sample == 0
         assert plan.launches[0].blocks_per_sample == plan.num_groups
 

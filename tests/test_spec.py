@@ -323,10 +323,8 @@ def test_bias_alone_is_refused_with_both_meanings():
         ("conv_groups", 2, "grouped and depthwise convolution (2 groups) is not supported yet"),
         ("conv_groups", 0, "not a legal value"),
         ("conv_groups", True, "not a legal value"),
-        ("strategy", "single_pass", "not supported yet; only hybrid, two_kernel"),
-        ("strategy", "recompute", "not supported yet"),
         ("strategy", "fastest", "not a legal value"),
-        ("math", "tf32", "not supported yet; only ffma"),
+        ("math", "fp8", "not a legal value"),
         ("version", 2, "not a legal value; expected 1"),
     ],
 )

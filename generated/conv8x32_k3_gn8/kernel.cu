@@ -85,7 +85,7 @@ __device__ __forceinline__ float chain_tail(float v, const Coefficients& f) {
   return v;
 }
 
-// ---- The convolution as a matrix product ---------------------------------------------------------
+// ---- The convolution as a matrix product -------------------------------------------------------
 
 // Convolution. Padding is what comes before the first row and column.
 constexpr int kC_in = 8, kH = 256, kW = 256, kR = 3, kS = 3;
@@ -107,7 +107,7 @@ constexpr bool kWholeTiles = kTilesP * kTileH == kP && kTilesQ * kTileW == kQ;
 static_assert(kTileW <= kN * kColSteps && kN % 16 == 0, "the products must cover the tile");
 
 // A job is one tile for one slab of kSlabChannels output channels. A unit is what is normalised
-// together: the kUnitJobs jobs of one sample for kUnitGroups groups, or for one group in kSlabs slabs.
+// together: the kUnitJobs jobs of one sample for kUnitGroups groups, or one group in kSlabs slabs.
 constexpr int kUnitGroups = 8, kUnits = kNumGroups / kUnitGroups;
 constexpr int kSlabs = 1, kSlabChannels = 32;
 constexpr int kUnitJobs = kSlabs * kTiles;
@@ -197,8 +197,8 @@ __device__ __forceinline__ void split_weights(const float (&w)[kSliceChannels],
 __device__ __forceinline__ void multiply(float* d, const unsigned (&a)[4], unsigned b0,
                                          unsigned b1) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 { %0, %1, %2, %3}, { %4, %5, %6, %7}, "
+      "{ %8, %9}, { %0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
@@ -230,16 +230,18 @@ constexpr int kChunkWeights = kSets * kSetBytes;
 constexpr int kImageChunks = kUnits * kSlabs * kChunks;
 constexpr bool kResident = true;  // whether all weights stay in shared memory
 
-// Workspace, bytes: the weights' image [kUnits][kSlabs][kChunks] chunks, scales [C_out], then for all
-// samples the partial moments [N][kNumGroups][kUnitJobs] and the statistics [N][kNumGroups], pairs.
+// Workspace, bytes: the weights' image [kUnits][kSlabs][kChunks] chunks, scales [C_out], then, for
+// all samples, pairs: partial moments [N][kNumGroups][kUnitJobs] and statistics [N][kNumGroups].
 constexpr int kScalesAt = kImageChunks * kChunkWeights;
 constexpr int kPartialsAt = kScalesAt + (4 * kC_out + 15) / 16 * 16;
 
-// Warpgroups of a block: kConsumers multiply, one normalises, two warps for each of them, one loads.
+// Warpgroups of a block: kConsumers multiply, one normalises, two warps for each, and one loads.
 constexpr int kConsumers = 2, kThreads = (kConsumers + 2) * 128;
+// Registers of their threads where they may differ; 0 where all keep what the launch gives them.
+constexpr int kMultiplyRegisters = 168, kNormaliseRegisters = 80, kLoadRegisters = 96;
 
-// Finished tiles in shared memory: float [kSlabChannels][kTileH][kPitchRow] of each consumer. Where a
-// tile spans the output's width its rows are one run in y.
+// Finished tiles in shared memory: float [kSlabChannels][kTileH][kPitchRow] of each consumer. Where
+// a tile spans the output's width its rows are one run in y.
 constexpr bool kWholeRows = kTilesQ == 1;
 constexpr int kPitchRow = 254, kPitchChannel = 520;
 constexpr int kTileFloats = (kSlabChannels * kPitchChannel + 3) / 4 * 4;
@@ -356,8 +358,9 @@ __device__ __forceinline__ float reciprocal_deviation(const Moments& moments, fl
   return 1.0f / sqrtf(moments.m2 / moments.count + eps);
 }
 
-// Barriers in shared memory (PTX ISA, "mbarrier"): a phase ends when `count` arrivals have come; who
-// waits names the phase's parity. An arrival releases what its thread wrote, a wait acquires it.
+// Barriers in shared memory (PTX ISA, "mbarrier"): a phase ends when `count` arrivals have come;
+// who waits names the phase's parity. An arrival releases what its thread wrote, a wait acquires
+// it.
 
 __device__ __forceinline__ unsigned smem_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -484,15 +487,20 @@ template <int kVec>
 __device__ __forceinline__ void store_vector_streaming(float* address, const float (&value)[kVec]) {
   const unsigned long long target = __cvta_generic_to_global(address);
   if constexpr (kVec == 4) {
-    asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target), "f"(value[0]),
+    asm volatile("st.global.cs.v4.f32 [%0], { %1, %2, %3, %4};" ::"l"(target), "f"(value[0]),
                  "f"(value[1]), "f"(value[2]), "f"(value[3])
                  : "memory");
   } else if constexpr (kVec == 2) {
-    asm volatile("st.global.cs.v2.f32 [%0], {%1, %2};" ::"l"(target), "f"(value[0]), "f"(value[1])
+    asm volatile("st.global.cs.v2.f32 [%0], { %1, %2};" ::"l"(target), "f"(value[0]), "f"(value[1])
                  : "memory");
   } else {
     asm volatile("st.global.cs.f32 [%0], %1;" ::"l"(target), "f"(value[0]) : "memory");
   }
+}
+
+// The first pixel of the t-th product in the staged tile.
+__device__ constexpr int first_pixel(int t) {
+  return t / kColSteps * (kRowsM * kStrideH * kStrideW * kPitchX) + t % kColSteps * kN;
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -535,15 +543,20 @@ __device__ __forceinline__ void products_wait(int left) {
   }
 }
 
-// The registers of a block are dealt out anew; every warpgroup calls one of the two.
+// The registers of a block are dealt out anew; every warpgroup calls one of the two. 0: it keeps
+// what it has.
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  if constexpr (kRegisters > 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  }
 }
 
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  if constexpr (kRegisters > 0) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  }
 }
 
 // d [64 x kN] += A B over one step of K, or d = A B where `first`.
@@ -561,14 +574,22 @@ __device__ __forceinline__ void warpgroup_product(float (&d)[kN / 2], unsigned l
       "%48, %49, %50, %51, %52, %53, %54, %55, "
       "%56, %57, %58, %59, %60, %61, %62, %63"
       "}, %64, %65, add, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), 
-        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), 
-        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), 
-        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), 
-        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), 
-        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), 
-        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), 
-        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
+        "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+        "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
+        "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+        "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]),
+        "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+        "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+        "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]),
+        "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+        "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]),
+        "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+        "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
+        "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]),
+        "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
       : "l"(a), "l"(b), "r"(static_cast<int>(first)));
 }
 
@@ -581,7 +602,7 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[kBlocks][kN / 2], un
   products_begin();
 #pragma unroll
   for (int t = 0; t < kBlocks; ++t) {
-    const int shift = (t / kColSteps * kRowsM * kStrideH * kStrideW * kPitchX + t % kColSteps * kN) * 16;
+    const int shift = 16 * first_pixel(t);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const Product one = kStatistics ? statistics_product(i) : product(i);
@@ -601,11 +622,11 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[kBlocks][kN / 2], un
 
 #else
 
-// The same products by warps (PTX ISA, "mma.sync", "ldmatrix"; sm_80 and newer): a warp computes the
-// 16 rows that are its own in a warpgroup's product, into the same registers.
+// The same products by warps (PTX ISA, "mma.sync", "ldmatrix"; sm_80 and newer): a warp computes
+// the 16 rows that are its own in a warpgroup's product, into the same registers.
 
 __device__ __forceinline__ void load_matrices(unsigned address, unsigned (&matrices)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 { %0, %1, %2, %3}, [%4];"
                : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
                : "r"(address)
                : "memory");
@@ -633,6 +654,12 @@ __device__ __forceinline__ void warp_product(float (&d)[kRegisters], unsigned a,
 
 __device__ __forceinline__ void fence_before_products() {}
 
+template <int>
+__device__ __forceinline__ void give_registers() {}
+
+template <int>
+__device__ __forceinline__ void take_registers() {}
+
 // Every lane's reads of shared memory are done.
 __device__ __forceinline__ void products_wait(int left) {
   if (left == 0) {
@@ -648,7 +675,7 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[kBlocks][kN / 2], un
   constexpr int kCount = kStatistics ? kStatisticsProducts : kProducts;
 #pragma unroll
   for (int t = 0; t < kBlocks; ++t) {
-    const int shift = (t / kColSteps * kRowsM * kStrideH * kStrideW * kPitchX + t % kColSteps * kN) * 16;
+    const int shift = 16 * first_pixel(t);
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
       acc[t][i] = first ? 0.0f : acc[t][i];
@@ -674,14 +701,20 @@ struct Job {
   bool statistics;                  // whether it only takes statistics, and stores nothing
 };
 
-// Jobs go unit by unit. kUnitJobs is at most 4 times the number of blocks, so that a unit is
-// always complete on the chip: see the fused kernel.
-constexpr int kPasses = 1;
+// Jobs go unit by unit. A unit has at most 4 jobs a block, see the fused kernel.
+constexpr int kPasses = 1, kLag = 0;
 
-__device__ __forceinline__ Job job_at(int index, int) {
+__device__ __forceinline__ Job job_at(int index, int N) {
+  const int units = N * kUnits, segment = index / kUnitJobs, lag = min(kLag, units);
   Job job;
-  job.statistics = false;
-  job.unit_n = index / kUnitJobs;
+  if constexpr (kPasses == 1) {
+    job.statistics = false, job.unit_n = segment;
+  } else {
+    const int ahead = segment - lag;
+    const bool head = segment < lag, tail = segment >= 2 * units - lag;
+    job.statistics = head || (!tail && ahead % 2 == 0);
+    job.unit_n = head ? segment : tail ? segment - units : ahead / 2 + (ahead % 2 == 0 ? lag : 0);
+  }
   job.n = job.unit_n / kUnits, job.unit = job.unit_n % kUnits;
   job.slab = index % kUnitJobs / kTiles, job.tile = index % kTiles;
   job.p0 = job.tile / kTilesQ * kTileH, job.q0 = job.tile % kTilesQ * kTileW;
@@ -797,12 +830,13 @@ extern "C" __global__ void __launch_bounds__(256) conv8x32_k3_gn8_prepare(
   unsigned long long* const pairs =
       reinterpret_cast<unsigned long long*>(workspace + kPartialsAt);
   const long long count = static_cast<long long>(N) * kNumGroups * (kUnitJobs + 1);
-  for (long long i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
+  const long long first = blockIdx.x * blockDim.x + threadIdx.x;
+  for (long long i = first; i < count; i += gridDim.x * blockDim.x) {
     pairs[i] = kAbsent;
   }
 }
 
-// ---- Kernel 2: everything else -------------------------------------------------------------------
+// ---- Kernel 2: everything else -----------------------------------------------------------------
 
 // Where the pairs of a unit lie: partial moments of its groups, [kUnitGroups][kUnitJobs], and
 // statistics, (mean, 1 / deviation) each, [kUnitGroups].
@@ -947,23 +981,33 @@ __device__ __forceinline__ void load_jobs(const float* x, const unsigned char* w
         }
         store_pixels(high, low, batch, with_low, smem + kXPartsAt);
       }
+      if constexpr (!kResident) {
+        const uint4* const image = reinterpret_cast<const uint4*>(
+            workspace + static_cast<long long>((job.unit * kSlabs + job.slab) * kChunks + chunk) *
+                            kChunkWeights);
+#pragma unroll 4
+        for (int i = threadIdx.x % 128; i < kChunkWeights / 16; i += 128) {
+          reinterpret_cast<uint4*>(smem + kWeightsAt)[i] = image[i];
+        }
+      }
       fence_before_products();
       mbarrier_arrive_warp(full + index / gridDim.x % kConsumers);  // (1)
     }
   }
 }
 
-// The chain on a thread's accumulators, a product at a time as they become ready, and the moments of
-// its two rows of each product: about the first value of the row, which one pass allows. That value
-// is one of the n summed, so its distance from their mean is at most sqrt(n - 1) deviations, and
-// the squares about it lose at most a factor n of their precision; n is at most 64.
+// The chain on a thread's accumulators, a product at a time as they become ready, and the moments
+// of its two rows of each product: about the first value of the row, which one pass allows. That
+// value is one of the n summed, so its distance from their mean is at most sqrt(n - 1) deviations,
+// and the squares about it lose at most a factor n of their precision; n is at most 64.
 //
-// zero: 0, unknown to the compiler. kMoments: whether they are wanted. kMasked: whether some rows or columns of the tile lie outside
-// the output.
+// zero: 0, unknown to the compiler. kMoments: whether they are wanted. kMasked: whether some rows
+// or columns of the tile lie outside the output.
 template <bool kMoments, bool kMasked>
 __device__ __forceinline__ void chain_and_moments(float (&acc)[kBlocks][kN / 2],
                                                   const Coefficients (&f)[2],
-                                                  const Affine (&affine)[2], int rows, int columns, int zero,
+                                                  const Affine (&affine)[2], int rows,
+                                                  int columns, int zero,
                                                   unsigned long long* empty,
                                                   Moments (&moments)[2]) {
   const int first_column = 2 * (threadIdx.x % 4);
@@ -1026,11 +1070,11 @@ __device__ __forceinline__ Moments lanes_moments(const Moments& own, float count
   return {count, mean, lanes_sum<kLanes>(own.m2 + own.count * (delta * delta))};
 }
 
-// One job of a warpgroup that multiplies. kMoments: whether the job takes statistics; kStores: whether
+// One job of a warpgroup that multiplies. kMoments: whether it takes statistics; kStores: whether
 // its values are wanted. Its products, where they are not, may be fewer.
 //
-// A warp owns 16 rows of each product, which are 16 channels of one output row; a thread owns two of
-// them, 8 apart, and two neighbouring pixels of every eight.
+// A warp owns 16 rows of each product, which are 16 channels of one output row; a thread owns two
+// of them, 8 apart, and two neighbouring pixels of every eight.
 template <bool kMoments, bool kStores>
 __device__ __forceinline__ void multiply_job(const Job& job, int turn, int stored,
                                              const Coefficients (&f)[2], const Affine (&affine)[2],
@@ -1052,8 +1096,8 @@ __device__ __forceinline__ void multiply_job(const Job& job, int turn, int store
   for (int chunk = 0; chunk < kChunks; ++chunk) {
     mbarrier_wait(full, (turn * kChunks + chunk) % 2);  // (1)
     const int image = kResident ? ((job.unit * kSlabs + job.slab) * kChunks + chunk) : 0;
-    multiply_chunk<!kStores && kFewProducts>(acc, smem_address(smem + kWeightsAt) + image * kChunkWeights,
-                                smem_address(smem + kXPartsAt), chunk == 0);
+    const unsigned w = smem_address(smem + kWeightsAt) + image * kChunkWeights;
+    multiply_chunk<!kStores && kFewProducts>(acc, w, smem_address(smem + kXPartsAt), chunk == 0);
     if (chunk + 1 < kChunks) {
       products_wait(0);
       mbarrier_arrive_lane(empty);  // (2)
@@ -1082,8 +1126,8 @@ __device__ __forceinline__ void multiply_job(const Job& job, int turn, int store
     }
     warpgroup_barrier(1 + consumer);  // (5)
 
-    // The groups' moments of this job, kGroupLanes lanes a group. They are handed on before the tile
-    // is, for all blocks wait for them.
+    // The groups' moments of this job, kGroupLanes lanes a group. They are handed on before the
+    // tile is, for all blocks wait for them.
     const int channels = kSlabs == 1 ? kGroupChannels : slab_channels(job.slab);
     const int group = thread / kGroupLanes;
     Moments own = {0.0f, 0.0f, 0.0f};
@@ -1206,8 +1250,8 @@ __device__ __forceinline__ Run run_at(int run, int rows, const Job& job, const f
 // then takes the tile from shared memory to y.
 //
 // The statistics of a unit's groups are made by the pairs that hold its first jobs, one group after
-// another dealt out to as many jobs as lie in different blocks: what a pair makes it makes before it
-// waits for the others.
+// another dealt out to as many jobs as lie in different blocks: what a pair makes it makes before
+// it waits for the others.
 __device__ __forceinline__ void normalise_jobs(float* y, unsigned char* workspace, int jobs, int N,
                                                unsigned char* smem, unsigned long long* tile_full,
                                                unsigned long long* tile_empty) {
@@ -1251,7 +1295,7 @@ __device__ __forceinline__ void normalise_jobs(float* y, unsigned char* workspac
     const int rows = min(kTileH, kP - job.p0), columns = min(kTileW, kQ - job.q0);
     const int runs = slab_channels(job.slab) * (kWholeRows ? 1 : rows);
     const int length = kWholeRows ? rows * kQ : columns;
-    float* const y_n = y + static_cast<long long>(job.n) * (static_cast<long long>(kC_out) * kPlane);
+    float* const y_n = y + static_cast<long long>(job.n) * kC_out * kPlane;
     // Two runs at a time, so that the latencies of one hide behind the other.
 #pragma unroll 1
     for (int run = warp; run < runs; run += 4) {
@@ -1262,8 +1306,9 @@ __device__ __forceinline__ void normalise_jobs(float* y, unsigned char* workspac
       constexpr int kMost = kWholeRows ? kTileH * kQ : kTileW;
       constexpr int kVectors = (kMost + (kVecY == 4 ? 0 : 31) + 32 * kVecY - 1) / (32 * kVecY);
       constexpr int kAtOnce = kVectors < 16 / kVecY ? kVectors : 16 / kVecY;
+      const int end = length + (kVecY == 4 ? 0 : 31);
 #pragma unroll 1
-      for (int step = lane * kVecY; step < length + (kVecY == 4 ? 0 : 31); step += kAtOnce * 32 * kVecY) {
+      for (int step = lane * kVecY; step < end; step += kAtOnce * 32 * kVecY) {
         float v[2][kAtOnce][kVecY];
 #pragma unroll
         for (int i = 0; i < 2 * kAtOnce; ++i) {
@@ -1290,12 +1335,12 @@ __device__ __forceinline__ void normalise_jobs(float* y, unsigned char* workspac
   }
 }
 
-// A block takes every gridDim.x-th job. All blocks are resident together (a cooperative launch), and
-// each has up to 4 jobs in flight: two with their consumers, two more as finished tiles.
+// A block takes every gridDim.x-th job. All blocks are resident together (a cooperative launch),
+// and each has up to 4 jobs in flight: two with their consumers, two more as finished tiles.
 //
 // Barriers: (1) a chunk is staged, for each consumer; (2) its products are done, the stage is free;
-// (3) a finished tile is in shared memory; (4) it has left, its place is free; (5) the rows' moments
-// of a consumer are complete; (6) the statistics of a pair's unit are in shared memory.
+// (3) a finished tile is in shared memory; (4) it has left, its place is free; (5) the rows'
+// moments of a consumer are complete; (6) the statistics of a pair's unit are in shared memory.
 //
 // Nothing waits forever. A job hands on its moments before it waits for anything that other blocks
 // do, and reaches that point as soon as this block's job 4 before it has been stored. That job
@@ -1323,7 +1368,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) conv8x32_k3_gn8_fused(
   for (int c = threadIdx.x; c < kC_out; c += kThreads) {
     reinterpret_cast<float2*>(smem + kAffineAt)[c] = make_float2(gamma[c], beta[c]);
   }
-  for (int i = threadIdx.x; i < kImageChunks * kChunkWeights / 16; i += kThreads) {
+  for (int i = threadIdx.x; kResident && i < kImageChunks * kChunkWeights / 16; i += kThreads) {
     reinterpret_cast<uint4*>(smem + kWeightsAt)[i] = reinterpret_cast<const uint4*>(workspace)[i];
   }
   // Pixels that no load fills: they only reach columns of products that are not used.
@@ -1334,25 +1379,19 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) conv8x32_k3_gn8_fused(
   __syncthreads();
 
   if (warpgroup == kConsumers + 1) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    give_registers<96>();
-#endif
+    give_registers<kLoadRegisters>();
     load_jobs(x, workspace, jobs, N, smem, full, empty);
   } else if (warpgroup == kConsumers) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    give_registers<80>();
-#endif
+    give_registers<kNormaliseRegisters>();
     const int consumer = threadIdx.x % 128 / 64;
     normalise_jobs(y, workspace, jobs, N, smem, tile_full + consumer, tile_empty + consumer);
   } else {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    take_registers<168>();
-#endif
+    take_registers<kMultiplyRegisters>();
     Moments* const smem_moments = reinterpret_cast<Moments*>(smem + kMomentsAt) + warpgroup * 128;
     const int channel = (threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) % kChannelsM;
     Coefficients f[2];
     Affine affine[2];
-    int turn = 0;  // jobs of this warpgroup so far
+    int turn = 0, stored = 0;  // jobs of this warpgroup so far, and those of them that store
 #pragma unroll 1
     for (int index = blockIdx.x + warpgroup * gridDim.x; index < jobs;
          index += kConsumers * gridDim.x, ++turn) {
@@ -1366,8 +1405,17 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) conv8x32_k3_gn8_fused(
               affine_of(f[half], reinterpret_cast<const float*>(workspace + kScalesAt)[c]);
         }
       }
-      multiply_job<true, true>(job, turn, turn, f, affine, smem, full + warpgroup, empty,
-                               tile_empty + warpgroup, smem_moments, warpgroup, workspace);
+      if constexpr (kPasses == 1) {
+        multiply_job<true, true>(job, turn, turn, f, affine, smem, full + warpgroup, empty,
+                                 tile_empty + warpgroup, smem_moments, warpgroup, workspace);
+      } else if (job.statistics) {
+        multiply_job<true, false>(job, turn, 0, f, affine, smem, full + warpgroup, empty,
+                                  tile_empty + warpgroup, smem_moments, warpgroup, workspace);
+        continue;
+      } else {
+        multiply_job<false, true>(job, turn, stored++, f, affine, smem, full + warpgroup, empty,
+                                  tile_empty + warpgroup, smem_moments, warpgroup, workspace);
+      }
       mbarrier_arrive_warp(tile_full + warpgroup);  // (3)
     }
   }

@@ -1,5 +1,6 @@
 // Barriers in shared memory (PTX ISA, "mbarrier"): a phase ends when `count` arrivals have come;
-// who waits names the phase's parity. An arrival releases what its thread wrote, a wait acquires it.
+// who waits names the phase's parity. An arrival releases what its thread wrote, a wait acquires
+// it.
 
 __device__ __forceinline__ unsigned smem_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
