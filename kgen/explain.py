@@ -77,14 +77,14 @@ def _fused(plan: Plan) -> dict[str, Any] | None:
         "accumulators", "weights_resident", "smem",
     )  # fmt: skip
     facts = {name: getattr(tile, name) for name in names}
-    clocks = tile.costs(plan.arch, tile.math.products, stores=True)
+    clocks = tile.costs(plan.arch, stores=True)
     return {"math": tile.math.name, **facts, "clocks_of_a_job": clocks}
 
 
 def _bound(plan: Plan, memory_ms: float, fma_ms: float) -> str:
     """What a plan's time is bound by, by its own estimate."""
     if plan.fused is not None:
-        costs = plan.fused.costs(plan.arch, plan.fused.math.products, stores=True)
+        costs = plan.fused.costs(plan.arch, stores=True)
         return max(costs, key=costs.__getitem__)
     return "multiply-adds" if fma_ms > memory_ms else "memory"
 

@@ -263,7 +263,7 @@ class FusedTile:
         """Resident blocks that single_pass needs to make progress, see IN_FLIGHT."""
         return -(-self.unit_jobs // IN_FLIGHT)
 
-    def costs(self, arch: Arch, products: int, stores: bool) -> dict[str, float]:
+    def costs(self, arch: Arch, stores: bool) -> dict[str, float]:
         """Expected clocks of an SM for one job, by what limits it, with others in flight.
 
         Tensor cores take N / 2 clocks for a warpgroup's product, 8/5 of that through mma.sync; the
@@ -271,7 +271,8 @@ class FusedTile:
         half of what one job takes from its first to its last step, because two alternate.
         """
         elements = M * self.n * self.row_steps * self.col_steps
-        tensor = self.row_steps * self.col_steps * self.chunks * self.steps * products * self.n / 2
+        products = self.row_steps * self.col_steps * self.chunks * self.steps * self.math.products
+        tensor = products * self.n / 2
         tensor /= 1 if arch.warpgroup_products else 0.625
         chain = elements / 8
         items = self.in_rows * self.in_columns

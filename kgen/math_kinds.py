@@ -16,9 +16,8 @@ class Math:
     """One way of multiplying on tensor cores.
 
     element_bytes: of one part of an operand. parts: of x. sets: of the weights, one for each
-    kind of weight operand. products: products of a set with a part in the convolution;
-    statistics_products: in a pass that only takes statistics. tolerance_met: whether the result
-    meets kgen's tolerance of 1e-4. ptx: operand type in wgmma's name.
+    kind of weight operand. products: of a set with a part, summed. tolerance_met: whether the
+    result meets kgen's tolerance of 1e-4. ptx: operand type in wgmma's name.
     """
 
     name: str
@@ -27,7 +26,6 @@ class Math:
     parts: int
     sets: int
     products: int
-    statistics_products: int
     tolerance_met: bool
 
     @property
@@ -39,10 +37,10 @@ class Math:
 MATHS: dict[str, Math] = {
     math.name: math
     for math in (
-        Math("fp16x3", "f16", 2, 2, 3, 3, 2, True),
-        Math("bf16x3", "bf16", 2, 2, 2, 3, 3, True),
-        Math("tf32x3", "tf32", 4, 2, 2, 3, 2, True),
-        Math("tf32", "tf32", 4, 1, 1, 1, 1, False),
+        Math("fp16x3", "f16", 2, 2, 3, 3, True),
+        Math("bf16x3", "bf16", 2, 2, 2, 3, True),
+        Math("tf32x3", "tf32", 4, 2, 2, 3, True),
+        Math("tf32", "tf32", 4, 1, 1, 1, False),
     )
 }
 FFMA = "ffma"

@@ -144,9 +144,9 @@ def fused_seconds(tile: FusedTile, arch: Arch, strategy: str) -> float:
     jobs = (tile.g.N or 1) * tile.units * tile.unit_jobs
     rounds = -(-jobs // grid(tile.unit_jobs, arch.sms, strategy == "single_pass"))
     clock = arch.fma_rate / 128 / arch.sms
-    clocks = max(tile.costs(arch, tile.math.products, stores=True).values())
+    clocks = max(tile.costs(arch, stores=True).values())
     if strategy == "recompute":
-        clocks += max(tile.costs(arch, tile.math.statistics_products, stores=False).values())
+        clocks += max(tile.costs(arch, stores=False).values())
     blocks = grid(tile.unit_jobs, arch.sms, strategy == "single_pass")
     if strategy == "single_pass" and 2 * tile.unit_jobs > IN_FLIGHT * blocks:
         # No second unit fits beside the first: nothing covers the wait for statistics.

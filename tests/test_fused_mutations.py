@@ -175,8 +175,8 @@ BUGS = [
     Bug("the second pass takes statistics too", "job.statistics = head ||",
         "job.statistics = segment >= 0 || head ||", strategies=TWO),
     # Products by warps.
-    Bug("the halves of a fragment of x are swapped", "rows, columns[2], columns[3]);",
-        "rows, columns[3], columns[2]);", target="sm_80"),
+    Bug("the halves of a fragment of x are swapped", "rows, columns[0], columns[1]);",
+        "rows, columns[1], columns[0]);", target="sm_80"),
     Bug("the second slice of a step lies one pixel further, by warps",
         "shift + offset * 16, (next - offset) * 16);",
         "shift + offset * 16, (next - offset + 1) * 16);", target="sm_80"),

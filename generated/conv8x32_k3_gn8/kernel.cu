@@ -134,18 +134,13 @@ struct Product {
   int set, part;  // of the weights and of x
 };
 
-constexpr int kParts = 2, kSets = 3, kProducts = 3, kStatisticsProducts = 2;
+constexpr int kParts = 2, kSets = 3, kProducts = 3;
 constexpr bool kScaledWeights = true;
 constexpr int kSliceChannels = 8;  // of one 16-byte slice
 
 // Sets: 0 low, 1 high / 2048, 2 high. Smallest first, so that little is lost when they are added.
 __device__ constexpr Product product(int i) {
   return i == 0 ? Product{0, 0} : i == 1 ? Product{1, 1} : Product{2, 0};
-}
-
-// Statistics average over the rounding of x; that of the weights is the same everywhere.
-__device__ constexpr Product statistics_product(int i) {
-  return i == 0 ? Product{0, 0} : Product{2, 0};
 }
 
 __device__ __forceinline__ unsigned half2_of(float low, float high) {
@@ -595,17 +590,15 @@ __device__ __forceinline__ void warpgroup_product(float (&d)[kN / 2], unsigned l
 
 // Starts all products of one chunk: weights [kSets] sets at `w`, parts of x at `x_parts`, `first`
 // whether they begin the sum. The registers are in use until products_wait.
-template <bool kStatistics>
 __device__ __forceinline__ void multiply_chunk(float (&acc)[kBlocks][kN / 2], unsigned w,
                                                unsigned x_parts, bool first) {
-  constexpr int kCount = kStatistics ? kStatisticsProducts : kProducts;
   products_begin();
 #pragma unroll
   for (int t = 0; t < kBlocks; ++t) {
     const int shift = 16 * first_pixel(t);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const Product one = kStatistics ? statistics_product(i) : product(i);
+    for (int i = 0; i < kProducts; ++i) {
+      const Product one = product(i);
       const unsigned a = w + one.set * kSetBytes, b = x_parts + one.part * kPartBytes + shift;
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
@@ -669,10 +662,8 @@ __device__ __forceinline__ void products_wait(int left) {
 
 // All products of one chunk: weights [kSets] sets at `w`, parts of x at `x_parts`, `first` whether
 // they begin the sum.
-template <bool kStatistics>
 __device__ __forceinline__ void multiply_chunk(float (&acc)[kBlocks][kN / 2], unsigned w,
                                                unsigned x_parts, bool first) {
-  constexpr int kCount = kStatistics ? kStatisticsProducts : kProducts;
 #pragma unroll
   for (int t = 0; t < kBlocks; ++t) {
     const int shift = 16 * first_pixel(t);
@@ -681,8 +672,8 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[kBlocks][kN / 2], un
       acc[t][i] = first ? 0.0f : acc[t][i];
     }
 #pragma unroll 1
-    for (int i = 0; i < kCount; ++i) {
-      const Product one = kStatistics ? statistics_product(i) : product(i);
+    for (int i = 0; i < kProducts; ++i) {
+      const Product one = product(i);
 #pragma unroll 1
       for (int k = 0; k < kSteps; ++k) {
         const int offset = kSlice[2 * k].offset, next = kSlice[min(2 * k + 1, kSlices - 1)].offset;
@@ -793,7 +784,7 @@ extern "C" __global__ void __launch_bounds__(256) conv8x32_k3_gn8_prepare(
         most = fmaxf(most, smem_most[warp]);
       }
       const int exponent = static_cast<int>(__float_as_uint(most) >> 23) - 127;
-      const int shift = most > 0.0f ? max(-100, min(100, 14 - exponent)) : 0;
+      const int shift = most > 0.0f ? max(-113, min(113, 14 - exponent)) : 0;
       scale = __uint_as_float(static_cast<unsigned>(127 + shift) << 23);
       unscale = __uint_as_float(static_cast<unsigned>(127 - shift) << 23);
     }
@@ -854,10 +845,31 @@ __device__ __forceinline__ unsigned long long* statistics_of(unsigned char* work
 
 constexpr int kBatch = 8;  // pixels of a loading thread in flight, 8 channels each
 
-// Whether every pixel of every tile lies inside the image.
+// Rows and columns of x that some output sees: the rest may hold anything.
+constexpr int kSeenH = (kP - 1) * kStrideH + (kR - 1) * kDilationH + 1 - kPadH;
+constexpr int kSeenW = (kQ - 1) * kStrideW + (kS - 1) * kDilationW + 1 - kPadW;
+constexpr int kEndH = kSeenH < kH ? kSeenH : kH, kEndW = kSeenW < kW ? kSeenW : kW;
+
+// Whether every pixel of every tile is one of them.
 constexpr bool kAllInside = kPadH == 0 && kPadW == 0 &&
-                            (kTilesP * kTileH - 1) * kStrideH + (kR - 1) * kDilationH < kH &&
-                            (kTilesQ * kTileW - 1) * kStrideW + (kS - 1) * kDilationW < kW;
+                            (kTilesP * kTileH - 1) * kStrideH + (kR - 1) * kDilationH < kEndH &&
+                            (kTilesQ * kTileW - 1) * kStrideW + (kS - 1) * kDilationW < kEndW;
+
+// Whether an output sees row `at` of x: where stride and dilation leave gaps, some rows between the
+// first and the last are not seen, and what they hold must not meet a zero weight.
+template <int kStride, int kDilation, int kTaps, int kOutputs>
+__device__ __forceinline__ bool is_seen(int at, int pad) {
+  if constexpr (kStride == 1 || kDilation == 1) {
+    return true;
+  }
+  bool seen = false;
+#pragma unroll
+  for (int tap = 0; tap < kTaps; ++tap) {
+    const int down = at + pad - tap * kDilation;
+    seen = seen || (down >= 0 && down % kStride == 0 && down / kStride < kOutputs);
+  }
+  return seen;
+}
 
 // Reads channels c0.. of up to kBatch pixels of the tile, from the batch-th of each thread on.
 __device__ __forceinline__ void load_pixels(const float* x_n, const Job& job, int c0, int batch,
@@ -869,7 +881,8 @@ __device__ __forceinline__ void load_pixels(const float* x_n, const Job& job, in
     const int h = job.p0 * kStrideH - kPadH + pixel / kInW;
     const int w = job.q0 * kStrideW - kPadW + pixel % kInW;
     const bool inside = pixel < kInH * kInW &&
-                        (kAllInside || (h >= 0 && h < kH && w >= 0 && w < kW));
+                        (kAllInside || (h >= 0 && h < kEndH && w >= 0 && w < kEndW)) &&
+                        is_seen<kStrideH, kDilationH, kR, kP>(h, kPadH);
     const float* const source = x_n + (inside ? static_cast<OffsetX>(h) * kW + w : 0);
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
@@ -888,7 +901,7 @@ __device__ __forceinline__ void load_pixels(const float* x_n, const Job& job, in
 // Splits the pixels and leaves their parts in the stage.
 __device__ __forceinline__ void store_pixels(const uint4 (&high)[kBatch][kSliceBlocks],
                                              const uint4 (&low)[kBatch][kSliceBlocks], int batch,
-                                             bool with_low, unsigned char* smem_x) {
+                                             unsigned char* smem_x) {
   const int thread = threadIdx.x % 128;
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
@@ -901,27 +914,13 @@ __device__ __forceinline__ void store_pixels(const uint4 (&high)[kBatch][kSliceB
         uint4* const target =
             reinterpret_cast<uint4*>(smem_x) + block * (kPartBytes / 16 / kSliceBlocks) + place;
         *target = high[i][block];
-        if (kParts > 1 && with_low) {
+        if (kParts > 1) {
           *(target + kPartBytes / 16) = low[i][block];
         }
       }
     }
   }
 }
-
-// Whether a job of statistics reads the low parts.
-__device__ constexpr bool statistics_need_low() {
-  for (int i = 0; i < kStatisticsProducts; ++i) {
-    if (statistics_product(i).part != 0) {
-      return true;
-    }
-  }
-  return false;
-}
-
-// Whether a pass that only takes statistics may leave out the low parts of x: where the rounding of
-// many values averages out.
-constexpr bool kFewProducts = kUnitValues >= 65536.0f;
 
 // Asks L2 for the pixels of a job to come: a thread asks for every 128-byte line of one channel
 // that lies kLineThreads lines after its last.
@@ -958,7 +957,6 @@ __device__ __forceinline__ void load_jobs(const float* x, const unsigned char* w
     }
 #pragma unroll 1
     for (int chunk = 0; chunk < kChunks; ++chunk, ++sequence) {
-      const bool with_low = !job.statistics || !kFewProducts || statistics_need_low();
 #pragma unroll 1
       for (int batch = 0; batch < kBatches; ++batch) {
         // Loaded and split before the stage is free: only the stores come between two products.
@@ -979,7 +977,7 @@ __device__ __forceinline__ void load_jobs(const float* x, const unsigned char* w
         if (batch == 0 && sequence > 0) {
           mbarrier_wait(empty, (sequence - 1) % 2);  // (2)
         }
-        store_pixels(high, low, batch, with_low, smem + kXPartsAt);
+        store_pixels(high, low, batch, smem + kXPartsAt);
       }
       if constexpr (!kResident) {
         const uint4* const image = reinterpret_cast<const uint4*>(
@@ -1071,7 +1069,7 @@ __device__ __forceinline__ Moments lanes_moments(const Moments& own, float count
 }
 
 // One job of a warpgroup that multiplies. kMoments: whether it takes statistics; kStores: whether
-// its values are wanted. Its products, where they are not, may be fewer.
+// its values are wanted.
 //
 // A warp owns 16 rows of each product, which are 16 channels of one output row; a thread owns two
 // of them, 8 apart, and two neighbouring pixels of every eight.
@@ -1097,7 +1095,7 @@ __device__ __forceinline__ void multiply_job(const Job& job, int turn, int store
     mbarrier_wait(full, (turn * kChunks + chunk) % 2);  // (1)
     const int image = kResident ? ((job.unit * kSlabs + job.slab) * kChunks + chunk) : 0;
     const unsigned w = smem_address(smem + kWeightsAt) + image * kChunkWeights;
-    multiply_chunk<!kStores && kFewProducts>(acc, w, smem_address(smem + kXPartsAt), chunk == 0);
+    multiply_chunk(acc, w, smem_address(smem + kXPartsAt), chunk == 0);
     if (chunk + 1 < kChunks) {
       products_wait(0);
       mbarrier_arrive_lane(empty);  // (2)

@@ -248,9 +248,7 @@ class Resident:
         while pc < stop:
             now = self._now = code[pc]
             self.steps += 1
-            if now.by_warpgroup or (
-                now.together and (self._schedule.spins or self._schedule.forced)
-            ):
+            if now.by_warpgroup or (now.together and active is not None):
                 forced = self._schedule.forced and pc == start
                 active = self._whole(pc, active, forced=forced, by_warpgroup=now.by_warpgroup)
                 if active is not None and not len(active):
@@ -284,7 +282,9 @@ class Resident:
         return -1
 
     def _whole(self, pc: int, active: Active, *, forced: bool, by_warpgroup: bool) -> Active:
-        """The threads whose whole warp or warpgroup is here; the others wait for those that spin.
+        """The threads whose whole warp or warpgroup is here; the others wait for the rest.
+
+        The rest may spin, or have been sent by the compiler to code that lies behind.
 
         forced: those will not come, so that warps of which none is whole go on as they are.
         """

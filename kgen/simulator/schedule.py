@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 512  # backward branches of one group before others that could run get their turn
 _GIVE_UP = 100_000  # backward branches in a row after which a launch counts as hung
-_STALE = 1_000  # instructions without any change after which every loop counts as waiting
+_STALE = 1_000  # instructions without a change after which a loop around a look is waiting
 _MOST_STEPS = 1_500_000  # instructions without a write, a barrier or an exit, likewise
 _ROUNDS = 1000  # times that every spinning group looks in vain before the launch counts as hung
 
@@ -32,6 +32,7 @@ class Schedule:
         self._spinning: dict[int, int] = {}  # program counter -> turn at which it ran last
         self._parked: set[int] = set()  # waits for spinning lanes of its warps
         self._turn = self._vain = 0
+        self._looks: dict[int, int] = {}  # start of a loop -> polls when it was branched to last
         self._changed_at = 0  # step at which a group last changed something
         self.forced = False  # whether the chosen group was parked, and its lanes will not come
 
@@ -74,15 +75,27 @@ class Schedule:
         """A group has run; `target` is where it branched back to, -1 if it did not."""
         if changed:
             self._vain, self._changed_at = 0, self._resident.steps
+            self._looks.clear()
         if target < 0:
             self._backward, self._patience = 0, _PATIENCE
             return
         self._backward += 1
-        # Lanes that part and meet inside a loop that waits are not seen to look when they go round.
-        stale = bool(self._spinning) and self._resident.steps - self._changed_at > _STALE
-        if (looked or stale) and not changed:
+        if not changed and (looked or self._looked_elsewhere(target)):
             self._spinning[target] = self._turn
             self._backward = 0
+
+    def _looked_elsewhere(self, target: int) -> bool:
+        """Whether a loop goes round in which others of its threads look, and nothing changes.
+
+        Lanes that part and meet inside a loop that waits are not the ones that look when they go
+        round. Someone has looked since the loop's start was last branched to, and groups that
+        spin have not run in between.
+        """
+        before = self._looks.get(target)
+        self._looks[target] = self._resident.polls
+        if before is None or self._resident.polls == before:
+            return False
+        return self._resident.steps - self._changed_at > _STALE
 
     def _hung(self) -> SimulationError:
         resident = self._resident

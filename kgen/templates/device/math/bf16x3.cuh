@@ -1,11 +1,12 @@
 // bf16x3: v = high + low in two bf16 parts of 8 bits each, three products, fp32 sums. bf16 has the
-// range of fp32: nothing is scaled and nothing is out of range. About 16 bits of v are kept.
+// range of fp32: nothing is scaled and no finite value is out of range; inf gives NaN. About 16
+// bits of v are kept.
 
 struct Product {
   int set, part;  // of the weights and of x
 };
 
-constexpr int kParts = 2, kSets = 2, kProducts = 3, kStatisticsProducts = 3;
+constexpr int kParts = 2, kSets = 2, kProducts = 3;
 constexpr bool kScaledWeights = false;
 constexpr int kSliceChannels = 8;  // of one 16-byte slice
 
@@ -13,9 +14,6 @@ constexpr int kSliceChannels = 8;  // of one 16-byte slice
 __device__ constexpr Product product(int i) {
   return i == 0 ? Product{0, 0} : i == 1 ? Product{1, 1} : Product{1, 0};
 }
-
-// 8 bits of x are too few for statistics.
-__device__ constexpr Product statistics_product(int i) { return product(i); }
 
 __device__ __forceinline__ unsigned bf16x2_of(float low, float high) {
   unsigned pair;

@@ -11,18 +11,13 @@ struct Product {
   int set, part;  // of the weights and of x
 };
 
-constexpr int kParts = 2, kSets = 3, kProducts = 3, kStatisticsProducts = 2;
+constexpr int kParts = 2, kSets = 3, kProducts = 3;
 constexpr bool kScaledWeights = true;
 constexpr int kSliceChannels = 8;  // of one 16-byte slice
 
 // Sets: 0 low, 1 high / 2048, 2 high. Smallest first, so that little is lost when they are added.
 __device__ constexpr Product product(int i) {
   return i == 0 ? Product{0, 0} : i == 1 ? Product{1, 1} : Product{2, 0};
-}
-
-// Statistics average over the rounding of x; that of the weights is the same everywhere.
-__device__ constexpr Product statistics_product(int i) {
-  return i == 0 ? Product{0, 0} : Product{2, 0};
 }
 
 __device__ __forceinline__ unsigned half2_of(float low, float high) {

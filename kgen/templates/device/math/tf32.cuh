@@ -5,13 +5,11 @@ struct Product {
   int set, part;  // of the weights and of x
 };
 
-constexpr int kParts = 1, kSets = 1, kProducts = 1, kStatisticsProducts = 1;
+constexpr int kParts = 1, kSets = 1, kProducts = 1;
 constexpr bool kScaledWeights = false;
 constexpr int kSliceChannels = 4;  // of one 16-byte slice
 
 __device__ constexpr Product product(int) { return {0, 0}; }
-
-__device__ constexpr Product statistics_product(int) { return {0, 0}; }
 
 // Rounded to tf32, the low 13 bits zero.
 __device__ __forceinline__ unsigned tf32_of(float v) {

@@ -1,22 +1,18 @@
 // tf32x3: v = high + low in two tf32 parts of 11 bits each, three products, fp32 sums. tf32 has the
-// range of fp32: nothing is scaled and nothing is out of range. About 22 bits of v are kept.
+// range of fp32: nothing is scaled and no finite value is out of range; inf gives NaN. About 22
+// bits of v are kept.
 
 struct Product {
   int set, part;  // of the weights and of x
 };
 
-constexpr int kParts = 2, kSets = 2, kProducts = 3, kStatisticsProducts = 2;
+constexpr int kParts = 2, kSets = 2, kProducts = 3;
 constexpr bool kScaledWeights = false;
 constexpr int kSliceChannels = 4;  // of one 16-byte slice
 
 // Sets: 0 low, 1 high. Smallest first, so that little is lost when they are added.
 __device__ constexpr Product product(int i) {
   return i == 0 ? Product{0, 0} : i == 1 ? Product{1, 1} : Product{1, 0};
-}
-
-// Statistics average over the rounding of x; that of the weights is the same everywhere.
-__device__ constexpr Product statistics_product(int i) {
-  return i == 0 ? Product{0, 0} : Product{1, 0};
 }
 
 // Rounded to tf32, the low 13 bits zero.
