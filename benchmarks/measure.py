@@ -143,7 +143,8 @@ def measure(spec: kgen.Spec, strategies: list[str], rounds: int, cases: int) -> 
     x, parameters = draw(spec, batch, "uniform", 0, "cuda")
     eager = EagerBlock(spec).cuda().eval()
     eager.load_state_dict(parameters)
-    compiled = torch.compile(EagerBlock(spec).cuda().eval())
+    torch._dynamo.reset()  # else a second size of the block is compiled for any size, and slower
+    compiled = torch.compile(EagerBlock(spec).cuda().eval(), dynamic=False)
     compiled.load_state_dict({f"_orig_mod.{key}": one for key, one in parameters.items()})
     rows: dict[str, Callable[[], object]] = {}
     facts: dict[str, dict] = {}

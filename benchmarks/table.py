@@ -1,7 +1,6 @@
 """Writes the README's table of measured figures from a result file; nothing is typed by hand.
 
-    python benchmarks/table.py benchmarks/results/h200_blocks.json \\
-        --again benchmarks/results/h200_blocks_again.json --write README.md
+    python benchmarks/table.py benchmarks/results/h200_blocks.json --write README.md
 
 --again: a second run of the same blocks; how far its medians are from the first's is told below the
 table. Without --write the table is printed.
@@ -16,6 +15,23 @@ from pathlib import Path
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
+COLUMNS = (
+    "kgen single_pass",
+    "kgen recompute",
+    "kgen two_kernel",
+    "kgen hybrid",
+    "eager",
+    "torch.compile",
+)
+
+
+def _cell(row: dict | None) -> str:
+    """A median and, in brackets, the largest error; a dash where a strategy does not fit."""
+    if row is None or "failed" in row:
+        return "-"
+    return f"{row['graph']['median']:.3g} ({row['max_error']:.1e})"
+
+
 def table(path: Path) -> str:
     record = json.loads(path.read_text())
     lines = [
@@ -24,15 +40,11 @@ def table(path: Path) -> str:
         f"{record['specs'][0]['rounds']} CUDA-graph replays with a flushed L2, all rows of a block "
         "interleaved in one process; in brackets the largest error against fp64.",
         "",
-        "| block | x | kgen two_kernel | kgen hybrid | eager | torch.compile |",
-        "|---|---|---|---|---|---|",
+        f"| block | x | {' | '.join(COLUMNS)} |",
+        "|---" * (len(COLUMNS) + 2) + "|",
     ]
     for spec in record["specs"]:
-        rows = spec["rows"]
-        cells = [
-            f"{rows[label]['graph']['median']:.3g} ({rows[label]['max_error']:.1e})"
-            for label in ("kgen two_kernel", "kgen hybrid", "eager", "torch.compile")
-        ]
+        cells = [_cell(spec["rows"].get(label)) for label in COLUMNS]
         size = " x ".join(map(str, spec["x"]))
         lines.append(f"| `{spec['name']}` | {size} | {' | '.join(cells)} |")
     lines += ["", f"From `{path.as_posix()}`; measured by `{record['command']}`."]
