@@ -130,7 +130,7 @@ def check_smem_map(plan) -> None:
 def check_arguments(plan) -> None:
     keys = {one.key for one in plan.arguments}
     used = set(itertools.chain.from_iterable(one.arguments for one in plan.launches))
-    assert used <= keys | {"x", "y", "workspace", "conv_out"}
+    assert used <= keys | {"x", "y", "workspace", "conv_out", "N"}
     library = {"conv.weight"} if plan.strategy == "hybrid" else set()
     assert keys - library <= used, "a parameter that no kernel reads"
 
