@@ -177,7 +177,7 @@ def make_plan(spec: Spec, arch: Arch | None = None, separate_reduce: bool | None
 
 @dataclass(frozen=True)
 class _Common:
-    """What both strategies need."""
+    """What all strategies need."""
 
     spec: Spec
     arch: Arch

@@ -1,4 +1,4 @@
-"""On a GPU: random small blocks of every geometry, both strategies, against fp64."""
+"""On a GPU: random small blocks of every geometry, all strategies, against fp64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a GPU: every shipped spec, both strategies, and kernels broken on purpose."""
+"""On a GPU: every shipped spec, all strategies, and kernels broken on purpose."""
 
 from __future__ import annotations
 

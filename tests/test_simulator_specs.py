@@ -1,4 +1,4 @@
-"""Every shipped spec on the simulator, both strategies, several architectures."""
+"""Every shipped spec on the simulator, all strategies, several architectures."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_normalise_pass_stores_whole_sectors():
 
 @pytest.mark.parametrize("name", ["conv8x32_k3_gn8", "conv8x32_recompute"])
 def test_the_fused_kernel_stores_whole_sectors_and_meets_no_bank_twice(name):
-    """Runs are aligned to 16 bytes here: their ends, and those of a warp's stores, share sectors."""
+    """Runs are aligned to 16 bytes here: their ends, and a warp's stores, share some sectors."""
     counts = measure(load_spec(SPECS[0].parent / f"{name}.yaml"))["counts"][f"{name}_fused"]
     partial = counts["partial sectors stored to global"]
     assert 0 < partial <= 0.07 * counts["sectors stored to global"]
