@@ -543,8 +543,8 @@ def test_what_new_comments_out_is_legal_too(work, kgen_command):
     assert everything != text
     (work / "all.yaml").write_text(everything)
     spec = load_spec(work / "all.yaml")
-    assert spec.schedule.strategy == "two_kernel"
-    assert spec.schedule.threads is not None
+    assert (spec.schedule.strategy, spec.schedule.math) == ("single_pass", "fp16x3")
+    assert spec.schedule.tile_h is not None
 
 
 def test_validate_prints_names_and_hashes(work, kgen_command):
