@@ -1,0 +1,254 @@
+"""Times a fused kernel with one stage left out or changed, to show where its time goes.
+
+    python benchmarks/stages.py specs/conv8x32_k3_gn8.yaml \\
+        --output benchmarks/results/h200_stages.json
+
+Each variant is the emitted kernel.cu with a few lines replaced. Those that leave a stage out give
+wrong values and are only timed; those that keep the values are checked against fp64 first. Graph
+replays, L2 not flushed. `--clocks` reads the clock in the kernel and tells, for one block, how many
+clocks a warp of each role spent between the reads, which cost a few per cent themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import kgen
+from kgen.emit import render
+
+# What is replaced, (old, new) each; `right` whether the values stay right.
+Change = tuple[tuple[str, str], ...]
+
+STAGES: dict[str, Change] = {
+    "no waiting for statistics": (("while (bits == kAbsent);", "while (false);"),),
+    "no storing": (
+        (
+            "            store_vector_streaming<kVecY>(two[one].target + offset,",
+            "            if (v[one][0][0] == 1e30f)\n"
+            "              store_vector_streaming<kVecY>(two[one].target + offset,",
+        ),
+    ),
+    "one product of three": (
+        (
+            "for (int i = 0; i < kProducts; ++i) {",
+            "for (int i = kProducts - 1; i < kProducts; ++i) {",
+        ),
+        ("first && i == 0 && k == 0", "first && i == kProducts - 1 && k == 0"),
+    ),
+    "no low parts": (
+        (
+            "        if (kParts > 1) {\n          *(target",
+            "        if (false) {\n          *(target",
+        ),
+    ),
+    "no prefetch": (
+        ("    prefetch_to_l2(channel + i);", "    if (i < 0) prefetch_to_l2(channel + i);"),
+    ),
+}
+
+# The descriptors' low words from one base a chunk: 128 instead of 247 instructions of the uniform
+# datapath between the products of the flagship's tile.
+DESCRIPTORS: Change = (
+    (
+        "  products_begin();\n#pragma unroll\n  for (int t = 0; t < kBlocks; ++t) {\n"
+        "    const int shift = 16 * first_pixel(t);\n",
+        "  const unsigned w_low = (w & 0x3ffff) / 16 | 64u << 16;\n"
+        "  const unsigned x_low = (x_parts & 0x3ffff) / 16;\n"
+        "  products_begin();\n#pragma unroll\n  for (int t = 0; t < kBlocks; ++t) {\n"
+        "    const int shift = 16 * first_pixel(t);\n",
+    ),
+    (
+        "      const unsigned a = w + one.set * kSetBytes,"
+        " b = x_parts + one.part * kPartBytes + shift;\n",
+        "",
+    ),
+    (
+        "        warpgroup_product(acc[t], operand_descriptor(a + k * 2048, 1024),\n"
+        "                          operand_descriptor(b + offset * 16, (next - offset) * 16),\n",
+        "        const unsigned a = w_low + (one.set * kSetBytes + k * 2048) / 16;\n"
+        "        const unsigned b = x_low + (one.part * kPartBytes + shift + offset * 16) / 16 +\n"
+        "                           (static_cast<unsigned>(next - offset) << 16);\n"
+        "        warpgroup_product(acc[t], 8ull << 32 | a, 8ull << 32 | b,\n",
+    ),
+)
+SAME_VALUES: dict[str, Change] = {
+    "as emitted": (),
+    "descriptors from bases": DESCRIPTORS,
+    "prefetch two jobs ahead": (("kAhead = 1;", "kAhead = 2;"),),
+}
+
+ROLES = ("consumer 0", "consumer 1", "normaliser 0", "normaliser 1", "loader")
+MARKS = {
+    "consumer": (
+        "x is there", "products issued", "products of the first part done", "-", "of the rest done",
+        "chain", "moments of all rows", "handed on", "place is free", "staged",
+    ),
+    "normaliser": ("statistics made", "statistics there", "tile there", "pair met", "stored"),
+    "loader": ("prefetched", "loads issued", "split", "stage is free", "staged", "fenced"),
+}  # fmt: skip
+
+
+def _mark(role: str, index: str, indent: int, condition: str = "") -> str:
+    guard = f"if ({condition}) " if condition else ""
+    return f"{' ' * indent}{guard}mark({role}, {index});\n"
+
+
+def clock_reads() -> Change:
+    """Replacements that read the clock at the ends of each role's steps."""
+    wide, first = "threadIdx.x % 128 / 32 == 0", "threadIdx.x / 128"
+    here = lambda text, mark, before=False: (text, mark + text if before else text + mark)  # noqa: E731
+    return (
+        here(
+            "constexpr int kBatch = 8;",
+            "__shared__ unsigned mark_spent[5 * 16], mark_last[5];\n"
+            "__device__ __forceinline__ void mark(int role, int index) {\n"
+            "  unsigned now;\n"
+            '  asm volatile("mov.u32 %0, %%clock;" : "=r"(now)::"memory");\n'
+            "  if (threadIdx.x % 32 == 0) {\n"
+            "    mark_spent[role * 16 + index] += now - mark_last[role];\n"
+            "    mark_last[role] = now;\n  }\n}\n\n",
+            before=True,
+        ),
+        here(
+            "    mbarrier_wait(full, (turn * kChunks + chunk) % 2);  // (1)\n",
+            _mark("consumer", "0", 4, wide),
+        ),
+        here(
+            "  // Output rows of this thread inside", _mark("consumer", "1", 2, wide), before=True
+        ),
+        here(
+            "    const int left = kMasked ?", _mark(first, "t == 0 ? 2 : 4", 4, wide), before=True
+        ),
+        here(
+            "  if constexpr (!kMoments) {\n    return;\n  }\n",
+            _mark(first, "5", 2, wide),
+            before=True,
+        ),
+        here("    warpgroup_barrier(1 + consumer);  // (5)\n", _mark("consumer", "6", 4, wide)),
+        here("    if (stored > 0) {\n", _mark("consumer", "7", 4, wide), before=True),
+        here("    float* const out = ", _mark("consumer", "8", 4, wide), before=True),
+        here(
+            "      mbarrier_arrive_warp(tile_full + warpgroup);  // (3)\n",
+            _mark("warpgroup", "9", 6, wide),
+        ),
+        here(
+            "    if (thread < kUnitGroups) {\n",
+            _mark("2 + consumer", "0", 4, "warp == 0"),
+            before=True,
+        ),
+        (
+            "    mbarrier_wait(tile_full, stored++ % 2);  // (3)\n",
+            _mark("2 + consumer", "1", 4, "warp == 0")
+            + "    mbarrier_wait(tile_full, stored++ % 2);  // (3)\n"
+            + _mark("2 + consumer", "2", 4, "warp == 0"),
+        ),
+        here(
+            "    const int runs = slab_channels",
+            _mark("2 + consumer", "3", 4, "warp == 0"),
+            before=True,
+        ),
+        here(
+            "    mbarrier_arrive_warp(tile_empty);  // (4)\n",
+            _mark("2 + consumer", "4", 4, "warp == 0"),
+        ),
+        (
+            "        load_pixels(x_n, job, chunk * kChunkC, batch, v);\n",
+            _mark("4", "0", 8, wide)
+            + "        load_pixels(x_n, job, chunk * kChunkC, batch, v);\n"
+            + _mark("4", "1", 8, wide),
+        ),
+        here("        if (batch == 0 && sequence > 0) {\n", _mark("4", "2", 8, wide), before=True),
+        here("        store_pixels(high, low,", _mark("4", "3", 8, wide), before=True),
+        (
+            "      fence_before_products();\n      mbarrier_arrive_warp(full",
+            _mark("4", "4", 6, wide)
+            + "      fence_before_products();\n"
+            + _mark("4", "5", 6, wide)
+            + "      mbarrier_arrive_warp(full",
+        ),
+        (
+            "  fence_before_products();\n  __syncthreads();\n",
+            "  fence_before_products();\n"
+            "  if (threadIdx.x < 5 * 16) {\n    mark_spent[threadIdx.x] = 0;\n  }\n"
+            "  if (threadIdx.x < 5) {\n"
+            '    asm volatile("mov.u32 %0, %%clock;" : "=r"(mark_last[threadIdx.x])::"memory");\n'
+            "  }\n  __syncthreads();\n",
+        ),
+    )
+
+
+def changed(source: str, change: Change) -> str:
+    """kernel.cu with the replacements made. Raises: SystemExit where a line is not there."""
+    for old, new in change:
+        if old not in source:
+            raise SystemExit(f"the kernel has no line {old.strip()!r}")
+        source = source.replace(old, new)
+    return source
+
+
+def with_clocks(source: str) -> str:
+    """kernel.cu that prints what one block spent, a line a role."""
+    body = changed(source, clock_reads()).rstrip().removesuffix("}")
+    return body + (
+        "  __syncthreads();\n  if (threadIdx.x == 0 && blockIdx.x == 5) {\n"
+        "    for (int i = 0; i < 5 * 16; ++i) {\n"
+        '      printf("mark %d %d %u\\n", i / 16, i % 16, mark_spent[i]);\n    }\n  }\n}\n'
+    )
+
+
+def variants(spec: kgen.Spec) -> dict[str, str]:
+    """kernel.cu of each variant."""
+    source = render(spec)["kernel.cu"]
+    changes = {**SAME_VALUES, **STAGES}
+    return {name: changed(source, change) for name, change in changes.items()}
+
+
+def main() -> None:
+    import torch
+    from measure import context, errors, graphed, time_rounds
+
+    from kgen.package import import_package
+    from kgen.reference import draw
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("spec", type=Path)
+    parser.add_argument("--clocks", action="store_true", help="print the clocks of each role too")
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    spec = kgen.load_spec(arguments.spec)
+    text = render(spec)
+    x, parameters = draw(spec, spec.problem.batch, "uniform", 0, "cuda")
+    rows: dict[str, dict[str, object]] = {}
+
+    def package_of(source: str):
+        folder = Path(tempfile.mkdtemp()) / spec.name
+        folder.mkdir()
+        for file, body in {**text, "kernel.cu": source}.items():
+            (folder / file).write_text(body)
+        package = import_package(folder)
+        ordered = [parameters[key] for key in package.PARAMETERS]
+        return lambda: package.fused_block(x, *ordered)
+
+    with torch.no_grad():
+        for name, source in variants(spec).items():
+            call = package_of(source)
+            row: dict[str, object] = {}
+            if name in SAME_VALUES:
+                row |= errors(spec, call(), x, parameters)
+            times = time_rounds({name: graphed(call)}, 25, cold=False)[name]
+            rows[name] = {**row, **times}
+            print(f"{name:28} {times['median']:.4f} ms  {row}", flush=True)
+        if arguments.clocks:
+            for number, role in enumerate(ROLES):
+                print(f"mark {number} is {role}: {', '.join(MARKS[role.split()[0]])}")
+            package_of(with_clocks(text["kernel.cu"]))()
+            torch.cuda.synchronize()
+    record = {**context("stages.py"), "spec": arguments.spec.name, "spec_hash": spec.hash()}
+    arguments.output.write_text(json.dumps({**record, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
