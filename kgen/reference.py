@@ -129,19 +129,21 @@ class EagerBlock(nn.Module):
         return y
 
 
+CONSTANT, HUGE = 0.7502, 10003.7  # of more bits than fp16 or tf32 hold, so that rounding shows
+
 DISTRIBUTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     # name -> (uniform in [0, 1), normal) -> x; both of x's shape
     "uniform": lambda uniform, normal: uniform,
     "normal x3": lambda uniform, normal: normal * 3,
     "x0.01": lambda uniform, normal: uniform * 0.01,
     "x-1": lambda uniform, normal: -uniform,
-    "constant": lambda uniform, normal: torch.full_like(uniform, 0.75),
+    "constant": lambda uniform, normal: torch.full_like(uniform, CONSTANT),
     "one huge value": lambda uniform, normal: _with_huge_value(uniform),
 }
 
 
 def _with_huge_value(x: torch.Tensor) -> torch.Tensor:
-    x[x.shape[0] // 2, x.shape[1] // 2, x.shape[2] // 2, x.shape[3] // 2] = 1e4
+    x[x.shape[0] // 2, x.shape[1] // 2, x.shape[2] // 2, x.shape[3] // 2] = HUGE
     return x
 
 
