@@ -144,17 +144,16 @@ def _search(
 
 def fused_seconds(tile: FusedTile, arch: Arch, strategy: str) -> float:
     """Expected time of the fused kernel, for one sample where the batch is dynamic."""
-    jobs = (tile.g.N or 1) * tile.units * tile.unit_jobs
-    rounds = -(-jobs // grid(tile.unit_jobs, arch.sms, strategy == "single_pass"))
+    single = strategy == "single_pass"
+    blocks = grid(tile.unit_jobs, arch.sms, aligned=single)
+    rounds = -(-(tile.g.N or 1) * tile.units * tile.unit_jobs // blocks)
     clock = arch.fma_rate / 128 / arch.sms
     clocks = max(tile.costs(arch, stores=True).values())
-    if strategy == "recompute":
+    if not single:
         clocks += max(tile.costs(arch, stores=False).values())
-    blocks = grid(tile.unit_jobs, arch.sms, strategy == "single_pass")
-    if strategy == "single_pass" and 2 * tile.unit_jobs > IN_FLIGHT * blocks:
+    elif 2 * tile.unit_jobs > IN_FLIGHT * blocks:
         # No second unit fits beside the first: nothing covers the wait for statistics.
-        rounds_of_unit = -(-tile.unit_jobs // blocks)
-        clocks += EXPOSED_CLOCKS / rounds_of_unit
+        clocks += EXPOSED_CLOCKS / -(-tile.unit_jobs // blocks)
     return (OVERLAP_LOSS * rounds * clocks + FILL_CLOCKS) / clock
 
 
@@ -162,10 +161,10 @@ def predicted_ms(spec: Spec, g: Geometry, arch: Arch, strategy: str) -> float | 
     """Predicted time of a strategy in ms, for one sample where the batch is dynamic.
 
     A coarse model, meant for comparing strategies. single_pass and recompute: see
-    `FusedTile.costs`. two_kernel runs its multiply-adds at the
-    tile's share of the fp32 pipe and moves x once and y three times; hybrid runs the library's
-    convolution at LIBRARY_SHARE of that pipe and moves x once and y four times; each launch costs
-    LAUNCH_SECONDS on top. None if it does not fit.
+    `FusedTile.costs`. two_kernel runs its multiply-adds at the tile's share of the fp32 pipe and
+    moves x once and y three times; hybrid runs the library's convolution at LIBRARY_SHARE of that
+    pipe and moves x once and y four times; each launch costs LAUNCH_SECONDS on top. None if it
+    does not fit.
     """
     N = g.N or 1
     x_bytes, y_bytes = 4 * N * g.x_elements, 4 * N * g.y_elements
