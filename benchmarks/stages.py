@@ -26,9 +26,8 @@ STAGES: dict[str, Change] = {
     "no waiting for statistics": (("while (bits == kAbsent);", "while (false);"),),
     "no storing": (
         (
-            "            store_vector_streaming<kVecY>(two[one].target + offset,",
-            "            if (v[one][0][0] == 1e30f)\n"
-            "              store_vector_streaming<kVecY>(two[one].target + offset,",
+            "          store_vector_streaming<kVecY>(target",
+            "          if (v[one][0][0] == 1e30f) store_vector_streaming<kVecY>(target",
         ),
     ),
     "one product of three": (
@@ -49,44 +48,19 @@ STAGES: dict[str, Change] = {
     ),
 }
 
-# The descriptors' low words from one base a chunk: 128 instead of 247 instructions of the uniform
-# datapath between the products of the flagship's tile.
-DESCRIPTORS: Change = (
-    (
-        "  products_begin();\n#pragma unroll\n  for (int t = 0; t < kBlocks; ++t) {\n"
-        "    const int shift = 16 * first_pixel(t);\n",
-        "  const unsigned w_low = (w & 0x3ffff) / 16 | 64u << 16;\n"
-        "  const unsigned x_low = (x_parts & 0x3ffff) / 16;\n"
-        "  products_begin();\n#pragma unroll\n  for (int t = 0; t < kBlocks; ++t) {\n"
-        "    const int shift = 16 * first_pixel(t);\n",
-    ),
-    (
-        "      const unsigned a = w + one.set * kSetBytes,"
-        " b = x_parts + one.part * kPartBytes + shift;\n",
-        "",
-    ),
-    (
-        "        warpgroup_product(acc[t], operand_descriptor(a + k * 2048, 1024),\n"
-        "                          operand_descriptor(b + offset * 16, (next - offset) * 16),\n",
-        "        const unsigned a = w_low + (one.set * kSetBytes + k * 2048) / 16;\n"
-        "        const unsigned b = x_low + (one.part * kPartBytes + shift + offset * 16) / 16 +\n"
-        "                           (static_cast<unsigned>(next - offset) << 16);\n"
-        "        warpgroup_product(acc[t], 8ull << 32 | a, 8ull << 32 | b,\n",
-    ),
-)
 SAME_VALUES: dict[str, Change] = {
     "as emitted": (),
-    "descriptors from bases": DESCRIPTORS,
     "prefetch two jobs ahead": (("kAhead = 1;", "kAhead = 2;"),),
 }
 
-ROLES = ("consumer 0", "consumer 1", "normaliser 0", "normaliser 1", "loader")
+ROLES = ("consumer 0", "consumer 1", "storer 0", "statistics", "loader")
 MARKS = {
     "consumer": (
         "x is there", "products issued", "products of the first part done", "-", "of the rest done",
         "chain", "moments of all rows", "handed on", "place is free", "staged",
     ),
-    "normaliser": ("statistics made", "statistics there", "tile there", "pair met", "stored"),
+    "storer": ("statistics there", "tile there", "stored"),
+    "statistics": ("partials there", "published"),
     "loader": ("prefetched", "loads issued", "split", "stage is free", "staged", "fenced"),
 }  # fmt: skip
 
@@ -134,25 +108,23 @@ def clock_reads() -> Change:
             "      mbarrier_arrive_warp(tile_full + warpgroup);  // (3)\n",
             _mark("warpgroup", "9", 6, wide),
         ),
-        here(
-            "    if (thread < kUnitGroups) {\n",
-            _mark("2 + consumer", "0", 4, "warp == 0"),
-            before=True,
-        ),
         (
-            "    mbarrier_wait(tile_full, stored++ % 2);  // (3)\n",
-            _mark("2 + consumer", "1", 4, "warp == 0")
-            + "    mbarrier_wait(tile_full, stored++ % 2);  // (3)\n"
-            + _mark("2 + consumer", "2", 4, "warp == 0"),
+            "    mbarrier_wait(tile_full + consumer, parity >> consumer & 1);  // (3)\n",
+            _mark("2", "0", 4, "storer == 0")
+            + "    mbarrier_wait(tile_full + consumer, parity >> consumer & 1);  // (3)\n"
+            + _mark("2", "1", 4, "storer == 0"),
         ),
         here(
-            "    const int runs = slab_channels",
-            _mark("2 + consumer", "3", 4, "warp == 0"),
-            before=True,
+            "    mbarrier_arrive_warp(tile_empty + consumer);  // (4)\n",
+            _mark("2", "2", 4, "storer == 0"),
         ),
         here(
-            "    mbarrier_arrive_warp(tile_empty);  // (4)\n",
-            _mark("2 + consumer", "4", 4, "warp == 0"),
+            "group_moments(partials_of(workspace, job.unit_n) + group * kUnitJobs);\n",
+            _mark("3", "0", 6),
+        ),
+        here(
+            "                make_float2(all.mean, reciprocal_deviation(all, kEps)));\n      }\n",
+            _mark("3", "1", 6),
         ),
         (
             "        load_pixels(x_n, job, chunk * kChunkC, batch, v);\n",
@@ -195,7 +167,8 @@ def with_clocks(source: str) -> str:
     return body + (
         "  __syncthreads();\n  if (threadIdx.x == 0 && blockIdx.x == 5) {\n"
         "    for (int i = 0; i < 5 * 16; ++i) {\n"
-        '      printf("mark %d %d %u\\n", i / 16, i % 16, mark_spent[i]);\n    }\n  }\n}\n'
+        '      printf("%s%u%s", i % 16 ? "" : "mark: ", mark_spent[i], i % 16 == 15 ? "\\n" : " ");\n'
+        "    }\n  }\n}\n"
     )
 
 
@@ -244,8 +217,10 @@ def main() -> None:
         if arguments.clocks:
             for number, role in enumerate(ROLES):
                 print(f"mark {number} is {role}: {', '.join(MARKS[role.split()[0]])}")
-            package_of(with_clocks(text["kernel.cu"]))()
-            torch.cuda.synchronize()
+            for name, change in SAME_VALUES.items():
+                print(f"clocks of {name}:", flush=True)
+                package_of(with_clocks(changed(text["kernel.cu"], change)))()
+                torch.cuda.synchronize()
     record = {**context("stages.py"), "spec": arguments.spec.name, "spec_hash": spec.hash()}
     arguments.output.write_text(json.dumps({**record, "rows": rows}, indent=1) + "\n")
 

@@ -233,10 +233,9 @@ class FusedTile:
         return round_up(4 * self.slab_channels * self.pitch_channel, 16)
 
     @property
-    def smem_small(self) -> tuple[int, int, int, int]:
-        """Bytes of: rows' moments, statistics, gamma and beta, mbarriers."""
-        moments = 2 * CONSUMERS * M * 12
-        return moments, 4 * self.unit_groups * 8, 8 * self.g.C_out, 8 * (3 * CONSUMERS + 1)
+    def smem_small(self) -> tuple[int, int, int]:
+        """Bytes of: rows' moments, gamma and beta, mbarriers."""
+        return 2 * CONSUMERS * M * 12, 8 * self.g.C_out, 8 * (3 * CONSUMERS + 1)
 
     @cached_property
     def smem(self) -> int:

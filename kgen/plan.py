@@ -35,7 +35,7 @@ NORM_VECTORS = 8  # vector loads that a thread of the normalise kernel keeps in 
 # instead of by every block that normalises.
 INLINE_PARTIALS = 1024
 # Registers of threads that multiply, normalise and load in the fused kernel: 128 on average.
-REGISTER_SPLIT = {"single_pass": (168, 80, 96), "recompute": (160, 96, 96)}
+REGISTER_SPLIT = {"single_pass": (168, 72, 104), "recompute": (168, 72, 104)}
 
 
 @dataclass(frozen=True)

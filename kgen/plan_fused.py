@@ -39,7 +39,7 @@ def fused_launches(
 
 def fused_smem_map(kernel: str, tile: FusedTile) -> tuple[SmemRegion, ...]:
     """Where the fused kernel keeps what; regions start at multiples of 16 bytes."""
-    moments, statistics, affine, barriers = tile.smem_small
+    moments, affine, barriers = tile.smem_small
     blocks = CHUNK_C // tile.math.slice_channels
     images = tile.image_chunks if tile.weights_resident else 1
     rows = f"[{tile.in_rows}][{tile.g.stride[1]}][{tile.pitch_x}]"
@@ -51,8 +51,6 @@ def fused_smem_map(kernel: str, tile: FusedTile) -> tuple[SmemRegion, ...]:
         ("smem_tiles", CONSUMERS * tile.smem_out,
          f"float [{CONSUMERS}][{tile.slab_channels}][{tile.pitch_channel}]"),
         ("smem_moments", moments, f"Moments [{CONSUMERS}][2][64]"),
-        ("smem_statistics", statistics,
-         f"float2 [{CONSUMERS}][2][{tile.unit_groups}]: mean, 1 / deviation"),
         ("smem_affine", affine, f"float2 [{tile.g.C_out}]: gamma, beta"),
         ("smem_barriers", barriers, f"mbarrier [{3 * CONSUMERS + 1}]"),
     )  # fmt: skip

@@ -1,13 +1,18 @@
 // Products of a warpgroup (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"; sm_90a).
 
-// Describes an operand in shared memory without swizzle, K fastest: core matrices of 8 rows of
-// 16 bytes, 128 bytes in one piece; `along_k` bytes lie between two that are neighbours along K,
-// 128 between neighbours along the rows. Rows of B are columns of the product. The first row only
-// has to be 16-byte aligned, which is what lets a filter tap be a shift of the same pixels.
-__device__ __forceinline__ unsigned long long operand_descriptor(unsigned address, int along_k) {
-  constexpr unsigned long long kAlongRows = 128;
-  return (address & 0x3ffff) >> 4 | static_cast<unsigned long long>(along_k >> 4) << 16 |
-         kAlongRows >> 4 << 32;
+// Where something lies in shared memory, in slices of 16 bytes, as descriptors count.
+__device__ __forceinline__ unsigned slices_at(unsigned address) { return (address & 0x3ffff) / 16; }
+
+// Describes an operand in shared memory without swizzle, K fastest, which begins `offset` slices
+// after `base`: core matrices of 8 rows of one slice, 128 bytes in one piece; `along_k` slices lie
+// between two that are neighbours along K, 8 between neighbours along the rows. Rows of B are
+// columns of the product. The first row only has to be 16-byte aligned, which is what lets a filter
+// tap be a shift of the same pixels. One addition makes it: all else is constant.
+__device__ __forceinline__ unsigned long long operand_descriptor(unsigned base, int offset,
+                                                                 int along_k) {
+  constexpr unsigned long long kAlongRows = 8;
+  return base + (static_cast<unsigned>(along_k) << 16 | static_cast<unsigned>(offset)) |
+         kAlongRows << 32;
 }
 
 // Makes what this thread stored in shared memory visible to the tensor cores' reads.
