@@ -57,11 +57,11 @@ ROLES = ("consumer 0", "consumer 1", "storer 0", "statistics", "loader")
 MARKS = {
     "consumer": (
         "x is there", "products issued", "products of the first part done", "-", "of the rest done",
-        "chain", "moments of all rows", "handed on", "place is free", "staged",
+        "chain and sums", "moments handed on", "place is free", "staged",
     ),
     "storer": ("statistics there", "tile there", "stored"),
     "statistics": ("partials there", "published"),
-    "loader": ("prefetched", "loads issued", "split", "stage is free", "staged", "fenced"),
+    "loader": ("prefetched", "loads issued", "split, place is free", "staged") + 2 * ("-",),
 }  # fmt: skip
 
 
@@ -86,10 +86,7 @@ def clock_reads() -> Change:
             "    mark_last[role] = now;\n  }\n}\n\n",
             before=True,
         ),
-        here(
-            "    mbarrier_wait(full, (turn * kChunks + chunk) % 2);  // (1)\n",
-            _mark("consumer", "0", 4, wide),
-        ),
+        here("    products_begin();\n", _mark("consumer", "0", 4, wide), before=True),
         here(
             "  // Output rows of this thread inside", _mark("consumer", "1", 2, wide), before=True
         ),
@@ -101,21 +98,23 @@ def clock_reads() -> Change:
             _mark(first, "5", 2, wide),
             before=True,
         ),
-        here("    warpgroup_barrier(1 + consumer);  // (5)\n", _mark("consumer", "6", 4, wide)),
-        here("    if (stored > 0) {\n", _mark("consumer", "7", 4, wide), before=True),
-        here("    float* const out = ", _mark("consumer", "8", 4, wide), before=True),
         here(
-            "      mbarrier_arrive_warp(tile_full + warpgroup);  // (3)\n",
-            _mark("warpgroup", "9", 6, wide),
+            "    publish_moments(job, smem_sums, thread, workspace);\n",
+            _mark("consumer", "6", 4, wide),
+        ),
+        here("    float* const out = ", _mark("consumer", "7", 4, wide), before=True),
+        here(
+            "    mbarrier_arrive_warp(barriers.tile_full + consumer);  // (3)\n",
+            _mark("consumer", "8", 4, wide),
         ),
         (
-            "    mbarrier_wait(tile_full + consumer, parity >> consumer & 1);  // (3)\n",
+            "    mbarrier_wait(barriers.tile_full + consumer, parities >> consumer & 1);  // (3)\n",
             _mark("2", "0", 4, "storer == 0")
-            + "    mbarrier_wait(tile_full + consumer, parity >> consumer & 1);  // (3)\n"
+            + "    mbarrier_wait(barriers.tile_full + consumer, parities >> consumer & 1);  // (3)\n"
             + _mark("2", "1", 4, "storer == 0"),
         ),
         here(
-            "    mbarrier_arrive_warp(tile_empty + consumer);  // (4)\n",
+            "    mbarrier_arrive_warp(barriers.tile_empty + consumer);  // (4)\n",
             _mark("2", "2", 4, "storer == 0"),
         ),
         here(
@@ -123,7 +122,7 @@ def clock_reads() -> Change:
             _mark("3", "0", 6),
         ),
         here(
-            "                make_float2(all.mean, reciprocal_deviation(all, kEps)));\n      }\n",
+            "                make_float2(all.x, 1.0f / sqrtf(all.y / kUnitValues + kEps)));\n      }\n",
             _mark("3", "1", 6),
         ),
         (
@@ -132,15 +131,9 @@ def clock_reads() -> Change:
             + "        load_pixels(x_n, job, chunk * kChunkC, batch, v);\n"
             + _mark("4", "1", 8, wide),
         ),
-        here("        if (batch == 0 && sequence > 0) {\n", _mark("4", "2", 8, wide), before=True),
-        here("        store_pixels(high, low,", _mark("4", "3", 8, wide), before=True),
-        (
-            "      fence_before_products();\n      mbarrier_arrive_warp(full",
-            _mark("4", "4", 6, wide)
-            + "      fence_before_products();\n"
-            + _mark("4", "5", 6, wide)
-            + "      mbarrier_arrive_warp(full",
-        ),
+        here("          store_pixels(parts[", _mark("4", "2 + 2 * order", 10, wide), before=True),
+        here("          if (batch + 1 == kBatches) {\n", _mark("4", "3 + 2 * order", 10, wide),
+             before=True),
         (
             "  fence_before_products();\n  __syncthreads();\n",
             "  fence_before_products();\n"

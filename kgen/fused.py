@@ -9,7 +9,7 @@ unit_groups groups. A group of more than 64 channels has several slabs; all belo
 
 from __future__ import annotations
 
-import math
+from math import ceil
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,7 +48,11 @@ class Slice:
 
 @dataclass(frozen=True)
 class FusedTile:
-    """A complete choice for one geometry. Sizes in elements unless a name ends in `bytes`."""
+    """A complete choice for one geometry. Sizes in elements unless a name ends in `bytes`.
+
+    slots: places in shared memory for a part of the staged x. With one more than x has parts, what
+    the next products read arrives while these still run.
+    """
 
     g: Geometry
     num_groups: int
@@ -59,6 +63,7 @@ class FusedTile:
     n: int
     tile_w: int
     weights_resident: bool
+    slots: int
 
     @cached_property
     def group_channels(self) -> int:
@@ -195,7 +200,7 @@ class FusedTile:
     def smem_stage(self) -> int:
         """Bytes of what passes with each chunk: parts of x, weights that are not resident."""
         weights = 0 if self.weights_resident else self.chunk_weight_bytes
-        return self.math.parts * self.part_bytes + weights
+        return self.slots * self.part_bytes + weights
 
     @cached_property
     def whole_rows(self) -> bool:
@@ -234,8 +239,13 @@ class FusedTile:
 
     @property
     def smem_small(self) -> tuple[int, int, int]:
-        """Bytes of: rows' moments, gamma and beta, mbarriers."""
-        return 2 * CONSUMERS * M * 12, 8 * self.g.C_out, 8 * (3 * CONSUMERS + 1)
+        """Bytes of: rows' sums, gamma and beta, mbarriers."""
+        return 2 * CONSUMERS * M * 12, 8 * self.g.C_out, 8 * self.mbarriers
+
+    @property
+    def mbarriers(self) -> int:
+        """Barriers in shared memory: full, empty, and two for each consumer."""
+        return (CONSUMERS + 1) * self.slots + 2 * CONSUMERS
 
     @cached_property
     def smem(self) -> int:
@@ -293,7 +303,7 @@ def choices(
     g: Geometry, num_groups: int, math_name: str, limit: int, given_w: int | None = None
 ) -> list[FusedTile]:
     """Tiles worth comparing, in a fixed order; limit: accumulators of a thread."""
-    group_channels = g.C_out // num_groups
+    group_channels, math = g.C_out // num_groups, MATHS[math_name]
     found = []
     across = -(-g.Q // (2 * MAX_N))
     widths = [min(g.Q, -(-g.Q // across))] if across == 1 else []
@@ -309,10 +319,11 @@ def choices(
             for row_steps in (1, 2, 4, 8, 16):
                 if row_steps > 1 and (row_steps - 1) * rows_m >= g.P:
                     continue
-                for resident in (True, False):
+                # Weights that pass with x share its one stage.
+                for resident, more in ((True, 1), (True, 0), (False, 0)):
                     tile = FusedTile(
-                        g, num_groups, MATHS[math_name], rows_m, row_steps, col_steps, n, tile_w,
-                        resident,
+                        g, num_groups, math, rows_m, row_steps, col_steps, n, tile_w, resident,
+                        math.parts + more,
                     )  # fmt: skip
                     # More cost registers that are not there: masks, and many products at once.
                     blocks = row_steps * col_steps
@@ -334,4 +345,4 @@ def grid(unit_jobs: int, sms: int, aligned: bool) -> int:
         return sms
     if unit_jobs <= sms:
         return sms // unit_jobs * unit_jobs
-    return math.ceil(unit_jobs / math.ceil(unit_jobs / sms))
+    return ceil(unit_jobs / ceil(unit_jobs / sms))

@@ -39,20 +39,19 @@ def fused_launches(
 
 def fused_smem_map(kernel: str, tile: FusedTile) -> tuple[SmemRegion, ...]:
     """Where the fused kernel keeps what; regions start at multiples of 16 bytes."""
-    moments, affine, barriers = tile.smem_small
+    sums, affine, barriers = tile.smem_small
     blocks = CHUNK_C // tile.math.slice_channels
     images = tile.image_chunks if tile.weights_resident else 1
     rows = f"[{tile.in_rows}][{tile.g.stride[1]}][{tile.pitch_x}]"
     regions = (
         ("smem_weights", images * tile.chunk_weight_bytes,
          f"[{images}][{tile.math.sets}][{2 * tile.steps}][64] slices"),
-        ("smem_x_parts", tile.math.parts * tile.part_bytes,
-         f"[{tile.math.parts}][{blocks}]{rows} slices"),
+        ("smem_x_parts", tile.slots * tile.part_bytes, f"[{tile.slots}][{blocks}]{rows} slices"),
         ("smem_tiles", CONSUMERS * tile.smem_out,
          f"float [{CONSUMERS}][{tile.slab_channels}][{tile.pitch_channel}]"),
-        ("smem_moments", moments, f"Moments [{CONSUMERS}][2][64]"),
+        ("smem_sums", sums, f"RowSums [{CONSUMERS}][2][64]"),
         ("smem_affine", affine, f"float2 [{tile.g.C_out}]: gamma, beta"),
-        ("smem_barriers", barriers, f"mbarrier [{3 * CONSUMERS + 1}]"),
+        ("smem_barriers", barriers, f"mbarrier [{tile.mbarriers}]"),
     )  # fmt: skip
     found, offset = [], 0
     for region, size, layout in regions:

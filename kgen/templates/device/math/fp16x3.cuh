@@ -15,9 +15,10 @@ constexpr int kParts = 2, kSets = 3, kProducts = 3;
 constexpr bool kScaledWeights = true;
 constexpr int kSliceChannels = 8;  // of one 16-byte slice
 
-// Sets: 0 low, 1 high / 2048, 2 high. Smallest first, so that little is lost when they are added.
+// Sets: 0 low, 1 high / 2048, 2 high. Smallest first, so that little is lost when they are added,
+// and with the low part of x first of all, whose place is then soon free.
 __device__ constexpr Product product(int i) {
-  return i == 0 ? Product{0, 0} : i == 1 ? Product{1, 1} : Product{2, 0};
+  return i == 0 ? Product{1, 1} : i == 1 ? Product{0, 0} : Product{2, 0};
 }
 
 __device__ __forceinline__ unsigned half2_of(float low, float high) {
