@@ -53,14 +53,14 @@ SAME_VALUES: dict[str, Change] = {
     "prefetch two jobs ahead": (("kAhead = 1;", "kAhead = 2;"),),
 }
 
-ROLES = ("consumer 0", "consumer 1", "storer 0", "statistics", "loader")
+ROLES = ("consumer 0", "consumer 1", "storer", "-", "loader")
 MARKS = {
     "consumer": (
         "x is there", "products issued", "products of the first part done", "-", "of the rest done",
         "chain and sums", "moments handed on", "place is free", "staged",
     ),
-    "storer": ("statistics there", "tile there", "stored"),
-    "statistics": ("partials there", "published"),
+    "storer": ("tile there", "norms there", "stored"),
+    "-": (),
     "loader": ("prefetched", "loads issued", "split, place is free", "staged") + 2 * ("-",),
 }  # fmt: skip
 
@@ -109,21 +109,16 @@ def clock_reads() -> Change:
         ),
         (
             "    mbarrier_wait(barriers.tile_full + consumer, parities >> consumer & 1);  // (3)\n",
-            _mark("2", "0", 4, "storer == 0")
-            + "    mbarrier_wait(barriers.tile_full + consumer, parities >> consumer & 1);  // (3)\n"
-            + _mark("2", "1", 4, "storer == 0"),
+            "    mbarrier_wait(barriers.tile_full + consumer, parities >> consumer & 1);  // (3)\n"
+            + _mark("2", "0", 4, "storer == 0"),
         ),
         here(
-            "    mbarrier_arrive_warp(barriers.tile_empty + consumer);  // (4)\n",
+            "    mbarrier_wait(barriers.norms_full + place, stored / 2 % 2);              // (5)\n",
+            _mark("2", "1", 4, "storer == 0"),
+        ),
+        here(
+            "    mbarrier_arrive_warp(barriers.norms_empty + place);     // (6)\n",
             _mark("2", "2", 4, "storer == 0"),
-        ),
-        here(
-            "group_moments(partials_of(workspace, job.unit_n) + group * kUnitJobs);\n",
-            _mark("3", "0", 6),
-        ),
-        here(
-            "                make_float2(all.x, 1.0f / sqrtf(all.y / kUnitValues + kEps)));\n      }\n",
-            _mark("3", "1", 6),
         ),
         (
             "        load_pixels(x_n, job, chunk * kChunkC, batch, v);\n",

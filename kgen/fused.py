@@ -238,14 +238,15 @@ class FusedTile:
         return round_up(4 * self.slab_channels * self.pitch_channel, 16)
 
     @property
-    def smem_small(self) -> tuple[int, int, int]:
-        """Bytes of: rows' sums, gamma and beta, mbarriers."""
-        return 2 * CONSUMERS * M * 12, 8 * self.g.C_out, 8 * self.mbarriers
+    def smem_small(self) -> tuple[int, int, int, int]:
+        """Bytes of: rows' sums, norms, gamma and beta, mbarriers."""
+        sums, norms = 2 * CONSUMERS * M * 12, 2 * self.slab_channels * 16
+        return sums, norms, 8 * self.g.C_out, 8 * self.mbarriers
 
     @property
     def mbarriers(self) -> int:
-        """Barriers in shared memory: full, empty, and two for each consumer."""
-        return (CONSUMERS + 1) * self.slots + 2 * CONSUMERS
+        """Barriers in shared memory: of parts of x, of tiles, of norms."""
+        return (CONSUMERS + 1) * self.slots + 2 * CONSUMERS + 4
 
     @cached_property
     def smem(self) -> int:
@@ -265,8 +266,8 @@ class FusedTile:
 
     @property
     def workspace_sample_bytes(self) -> int:
-        """Bytes of one sample's partial moments and statistics."""
-        return 8 * self.num_groups * (self.unit_jobs + 1)
+        """Bytes of one sample's partial moments."""
+        return 8 * self.num_groups * self.unit_jobs
 
     def least_blocks(self) -> int:
         """Resident blocks that single_pass needs to make progress, see IN_FLIGHT."""

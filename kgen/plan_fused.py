@@ -39,7 +39,7 @@ def fused_launches(
 
 def fused_smem_map(kernel: str, tile: FusedTile) -> tuple[SmemRegion, ...]:
     """Where the fused kernel keeps what; regions start at multiples of 16 bytes."""
-    sums, affine, barriers = tile.smem_small
+    sums, norms, affine, barriers = tile.smem_small
     blocks = CHUNK_C // tile.math.slice_channels
     images = tile.image_chunks if tile.weights_resident else 1
     rows = f"[{tile.in_rows}][{tile.g.stride[1]}][{tile.pitch_x}]"
@@ -50,6 +50,7 @@ def fused_smem_map(kernel: str, tile: FusedTile) -> tuple[SmemRegion, ...]:
         ("smem_tiles", CONSUMERS * tile.smem_out,
          f"float [{CONSUMERS}][{tile.slab_channels}][{tile.pitch_channel}]"),
         ("smem_sums", sums, f"RowSums [{CONSUMERS}][2][64]"),
+        ("smem_norms", norms, f"Norm [2][{tile.slab_channels}]"),
         ("smem_affine", affine, f"float2 [{tile.g.C_out}]: gamma, beta"),
         ("smem_barriers", barriers, f"mbarrier [{tile.mbarriers}]"),
     )  # fmt: skip

@@ -23,6 +23,9 @@ __device__ __forceinline__ void settle(uint4& words) {
   asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
 }
 
+// A number of which the compiler knows nothing, so that it keeps nothing that follows from it.
+__device__ __forceinline__ void settle(int& number) { asm volatile("" : "+r"(number)); }
+
 // A pointer from which the compiler reaches its neighbours by constants, instead of computing each.
 __device__ __forceinline__ void settle(float*& pointer) { asm volatile("" : "+l"(pointer)); }
 
