@@ -20,6 +20,7 @@ from kgen.tiling import round_up
 
 WARPGROUP = 128
 CONSUMERS = 2  # warpgroups that multiply; one more normalises, one more loads
+MAKERS = 2  # warps of the one that normalises which make statistics
 THREADS = (CONSUMERS + 2) * WARPGROUP
 M = 64  # rows of a product
 CHUNK_C = 8  # input channels staged at a time
@@ -258,6 +259,12 @@ class FusedTile:
     def group_lanes(self) -> int:
         """Lanes that take one group's moments together."""
         return min(32, 1 << (WARPGROUP // self.unit_groups).bit_length() - 1)
+
+    @property
+    def maker_lanes(self) -> int:
+        """Lanes of a warp that makes statistics which share one group."""
+        groups = -(-self.unit_groups // MAKERS)
+        return 1 << (32 // groups).bit_length() - 1
 
     @property
     def workspace_fixed_bytes(self) -> int:
