@@ -20,7 +20,6 @@ from kgen.tiling import round_up
 
 WARPGROUP = 128
 CONSUMERS = 2  # warpgroups that multiply; one more normalises, one more loads
-MAKERS = 2  # warps of the one that normalises which make statistics
 THREADS = (CONSUMERS + 2) * WARPGROUP
 M = 64  # rows of a product
 CHUNK_C = 8  # input channels staged at a time
@@ -261,20 +260,14 @@ class FusedTile:
         return min(32, 1 << (WARPGROUP // self.unit_groups).bit_length() - 1)
 
     @property
-    def maker_lanes(self) -> int:
-        """Lanes of a warp that makes statistics which share one group."""
-        groups = -(-self.unit_groups // MAKERS)
-        return 1 << (32 // groups).bit_length() - 1
-
-    @property
     def workspace_fixed_bytes(self) -> int:
         """Bytes of the weights' image and the channels' scales."""
         return self.image_chunks * self.chunk_weight_bytes + round_up(4 * self.g.C_out, 16)
 
     @property
     def workspace_sample_bytes(self) -> int:
-        """Bytes of one sample's partial moments."""
-        return 8 * self.num_groups * self.unit_jobs
+        """Bytes of one sample's partial moments and statistics."""
+        return 8 * self.num_groups * (self.unit_jobs + 1)
 
     def least_blocks(self) -> int:
         """Resident blocks that single_pass needs to make progress, see IN_FLIGHT."""
