@@ -39,8 +39,8 @@ STAGES: dict[str, Change] = {
     ),
     "no low parts": (
         (
-            "        if (kParts > 1) {\n          *(target",
-            "        if (false) {\n          *(target",
+            "          store_pixels(parts[2 - kParts + order],",
+            "          if (order + 1 == kParts) store_pixels(parts[2 - kParts + order],",
         ),
     ),
     "no prefetch": (
@@ -61,7 +61,8 @@ MARKS = {
     ),
     "storer": ("tile there", "norms there", "stored"),
     "-": (),
-    "loader": ("prefetched", "loads issued", "split, place is free", "staged") + 2 * ("-",),
+    "loader": ("prefetched", "loads issued", "low place is free", "staged",
+               "high place is free", "staged"),
 }  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def clock_reads() -> Change:
             "    const int left = kMasked ?", _mark(first, "t == 0 ? 2 : 4", 4, wide), before=True
         ),
         here(
-            "  if constexpr (!kMoments) {\n    return;\n  }\n",
+            "  if constexpr (kMoments) {\n#pragma unroll\n  ",
             _mark(first, "5", 2, wide),
             before=True,
         ),
@@ -126,9 +127,13 @@ def clock_reads() -> Change:
             + "        load_pixels(x_n, job, chunk * kChunkC, batch, v);\n"
             + _mark("4", "1", 8, wide),
         ),
-        here("          store_pixels(parts[", _mark("4", "2 + 2 * order", 10, wide), before=True),
-        here("          if (batch + 1 == kBatches) {\n", _mark("4", "3 + 2 * order", 10, wide),
-             before=True),
+        (
+            "          store_pixels(parts[2 - kParts + order], batch, smem + kXPartsAt + slot *"
+            " kPartBytes);\n",
+            _mark("4", "2 + 2 * order", 10, wide)
+            + "          store_pixels(parts[2 - kParts + order], batch, smem + kXPartsAt + slot *"
+            " kPartBytes);\n" + _mark("4", "3 + 2 * order", 10, wide),
+        ),
         (
             "  fence_before_products();\n  __syncthreads();\n",
             "  fence_before_products();\n"
@@ -155,7 +160,8 @@ def with_clocks(source: str) -> str:
     return body + (
         "  __syncthreads();\n  if (threadIdx.x == 0 && blockIdx.x == 5) {\n"
         "    for (int i = 0; i < 5 * 16; ++i) {\n"
-        '      printf("%s%u%s", i % 16 ? "" : "mark: ", mark_spent[i], i % 16 == 15 ? "\\n" : " ");\n'
+        '      printf("%s%u%s", i % 16 ? "" : "mark: ", mark_spent[i],\n'
+        '             i % 16 == 15 ? "\\n" : " ");\n'
         "    }\n  }\n}\n"
     )
 

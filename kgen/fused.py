@@ -9,9 +9,9 @@ unit_groups groups. A group of more than 64 channels has several slabs; all belo
 
 from __future__ import annotations
 
-from math import ceil
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 
 from kgen.arch import Arch
 from kgen.geometry import Geometry

@@ -22,19 +22,22 @@ pytestmark = pytest.mark.nvrtc
 
 HANG = "no progress|deadlock"  # what the simulator says of a launch that never ends
 ONE, TWO = ("single_pass",), ("recompute",)
-RAGGED, CHUNKED = "ragged", "chunked"
+RAGGED, CHUNKED, STEPPED = "ragged", "chunked", "stepped"
 
 # ragged: 4 tiles a sample, of which 3 have rows or columns outside the output; runs that start
 # anywhere in a line; one unit of several groups. chunked: two chunks of input channels, two units,
-# tiles that cover the output exactly and span its width.
+# tiles that cover the output exactly and span its width. stepped: tiles of several products, of
+# which the last has a row outside the output.
 PROBLEMS = {
     RAGGED: {"batch": 3, "in_channels": 5, "out_channels": 12, "height": 9, "width": 15,
              "kernel_size": 3},
     CHUNKED: {"batch": 2, "in_channels": 11, "out_channels": 96, "height": 4, "width": 10,
               "kernel_size": [1, 3]},
+    STEPPED: {"batch": 2, "in_channels": 3, "out_channels": 64, "height": 9, "width": 15,
+              "kernel_size": 3},
 }  # fmt: skip
-KNOBS = {RAGGED: {"tile_h": 4, "tile_w": 8}, CHUNKED: {"tile_h": 1}}
-GROUPS = {RAGGED: 4, CHUNKED: 2}
+KNOBS = {RAGGED: {"tile_h": 4, "tile_w": 8}, CHUNKED: {"tile_h": 1}, STEPPED: {"tile_h": 4}}
+GROUPS = {RAGGED: 4, CHUNKED: 2, STEPPED: 1}
 
 
 def spec_for(name: str, strategy: str, target: str = "sm_90a") -> Spec:
@@ -67,91 +70,113 @@ BUGS = [
         "      mbarrier_arrive_warp(full", "proxy fence"),
     Bug("resident weights are not fenced",
         "  fence_before_products();\n  __syncthreads();", "  __syncthreads();", "proxy fence"),
-    Bug("the stage is overwritten before its products are done",
-        "mbarrier_wait(empty, (sequence - 1) % 2);  // (2)", ""),
-    Bug("the loader waits for the wrong parity",
-        "mbarrier_wait(empty, (sequence - 1) % 2);  // (2)",
-        "mbarrier_wait(empty, sequence % 2);  // (2)"),
+    Bug("a place is overwritten before its products are done",
+        "mbarrier_wait(empty + slot_of(sequence, order), (uses - 1) % 2);  // (2)", ""),
+    Bug("the loader waits for the wrong parity", "(uses - 1) % 2);  // (2)",
+        "uses % 2);  // (2)"),
+    Bug("the loader waits for the next place",
+        "empty + slot_of(sequence, order), (uses", "empty + slot_of(sequence, order + 1), (uses"),
     Bug("products start before their chunk is staged",
-        "mbarrier_wait(full, (turn * kChunks + chunk) % 2);  // (1)", ""),
-    Bug("a consumer counts turns instead of chunks",
-        "(turn * kChunks + chunk) % 2);  // (1)", "(turn + chunk) % 2);  // (1)",
+        "mbarrier_wait(full + slot, parities >> slot & 1);  // (1)", ""),
+    Bug("a consumer forgets that it has used a place", "    parities ^= 1u << slot;\n", "",
         "", CHUNKED),
+    Bug("a consumer counts turns instead of chunks",
+        "(kConsumers * turn + consumer) * (kChunks * kParts)",
+        "(kConsumers * turn + consumer) * kParts", "", CHUNKED),
+    Bug("the low part's place is freed while its products run",
+        "        products_wait(1);\n        mbarrier_arrive_lane(barriers.empty + low);  // (2)",
+        "        mbarrier_arrive_lane(barriers.empty + low);  // (2)", "race in shared memory"),
     Bug("the stage is freed before the last products are waited for",
         "    products_wait(kBlocks - 1 - t);\n    if (t + 1 == kBlocks) {\n"
         "      mbarrier_arrive_lane(empty);  // (2)\n    }",
         "    if (t + 1 == kBlocks) {\n      mbarrier_arrive_lane(empty);  // (2)\n    }\n"
         "    products_wait(kBlocks - 1 - t);", "race in shared memory"),
     Bug("the stage is freed before a chunk's products are waited for",
-        "      products_wait(0);\n      mbarrier_arrive_lane(empty);  // (2)",
-        "      mbarrier_arrive_lane(empty);  // (2)", "", CHUNKED),
+        "      products_wait(0);\n      mbarrier_arrive_lane(barriers.empty + slot);  // (2)",
+        "      mbarrier_arrive_lane(barriers.empty + slot);  // (2)", "", CHUNKED),
     Bug("sums are read while the last products run",
         "products_wait(kBlocks - 1 - t);", "products_wait(kBlocks - t);"),
     Bug("registers are not fenced before the products", "  products_begin();\n", ""),
     Bug("every chunk goes to the first consumer",
-        "full + index / gridDim.x % kConsumers", "full", HANG, strategies=ONE),
+        "mbarrier_arrive_warp(full + consumer * kSlots + slot_of",
+        "mbarrier_arrive_warp(full + slot_of", HANG, strategies=ONE),
     Bug("the loader leaves out every second job",
-        "index < jobs; index += gridDim.x) {", "index < jobs; index += 2 * gridDim.x) {",
-        HANG, strategies=ONE),
+        "       index += gridDim.x, consumer = (consumer + 1) % kConsumers) {\n"
+        "    const Job job = job_at(index, N);\n    const float* const x_n",
+        "       index += 2 * gridDim.x, consumer = (consumer + 1) % kConsumers) {\n"
+        "    const Job job = job_at(index, N);\n    const float* const x_n", HANG, strategies=ONE),
     # Moments and statistics.
-    Bug("no barrier between the rows' moments and their merge",
-        "warpgroup_barrier(1 + consumer);  // (5)", "", "race in shared memory"),
-    Bug("one place for the moments of two jobs", "smem_places + turn % 2 * 64", "smem_places",
-        "race in shared memory"),
+    Bug("no barrier between the rows' sums and their merge",
+        "warpgroup_barrier(1 + consumer);  // (7)", "", "race in shared memory"),
+    Bug("one place for the sums of two jobs, by warps", "(2 * consumer + summed % 2) * 64",
+        "2 * consumer * 64", "race in shared memory", target="sm_80"),
+    Bug("the sums of a set are not moved to the common value", "const float moved = away * count;",
+        "const float moved = 0.0f;"),
+    Bug("squares are moved by half", "fmaf(away, 2.0f * sum_of_set + moved,",
+        "fmaf(away, sum_of_set + moved,"),
+    Bug("lanes sum from values of their own",
+        "pivot[half] = __shfl_sync(0xffffffffu, v, threadIdx.x % 32 / 4 * 4);",
+        "pivot[half] = v;"),
     Bug("statistics are made before all partials are there", "} while (absent);",
         "} while (false);"),
     Bug("statistics are read before they are there", "} while (bits == kAbsent);",
-        "} while (false);", strategies=ONE),  # those of recompute are there for long
-    Bug("makers wait before they make", "    if (job.statistics == (kPasses == 2)) {\n",
-        "    while (peek(statistics) == kAbsent) {\n    }\n"
-        "    if (job.statistics == (kPasses == 2)) {\n", HANG, strategies=ONE),
+        "} while (false);", "", CHUNKED, ONE),  # those of recompute are there for long
+    Bug("makers wait before they make", "      make_statistics(job, workspace, N);\n",
+        "      while (peek(statistics_of(workspace, job.unit_n, N)) == kAbsent) {\n      }\n"
+        "      make_statistics(job, workspace, N);\n", HANG, strategies=ONE),
+    Bug("a group has no maker", "(slot - first + makers) % makers : kUnitGroups",
+        "(slot - first + makers) % makers + 1 : kUnitGroups", HANG),
     Bug("no place is marked as absent", "    pairs[i] = kAbsent;\n", "", "uninitialised read"),
     Bug("the places of statistics are not marked", "* kNumGroups * (kUnitJobs + 1);",
-        "* kNumGroups * kUnitJobs;", "uninitialised read"),
+        "* kNumGroups * kUnitJobs;", "uninitialised read", CHUNKED, ONE),
     Bug("a partial in the next job's place",
-        "const int slot = job.slab * kTiles + job.tile;\n",
-        "const int slot = (job.slab * kTiles + job.tile + 1) % kUnitJobs;\n"),
+        "slot = job.slab * kTiles + job.tile;\n  const int channels",
+        "slot = (job.slab * kTiles + job.tile + 1) % kUnitJobs;\n  const int channels"),
     Bug("partials are published by ordinary stores", "st.relaxed.gpu.global.b64",
         "st.global.b64", "race in global memory"),
     Bug("partials are read by ordinary loads", "ld.relaxed.gpu.global.b64",
         "ld.volatile.shared.b64"),
-    Bug("statistics of the first unit for all", "bits = peek(statistics + thread);",
-        "bits = peek(statistics_of(workspace, 0, N) + thread);"),
-    Bug("no barrier before a pair reads its unit's statistics",
-        "pair_barrier(1 + kConsumers + consumer);  // (6)", "", "race in shared memory"),
-    Bug("one place for the statistics of two jobs",
-        "(2 * consumer + stored % 2) * kUnitGroups", "2 * consumer * kUnitGroups",
-        "race in shared memory"),
+    Bug("statistics of the first unit for all",
+        "bits = peek(statistics_of(workspace, job.unit_n, N) + i * 32 + lane);",
+        "bits = peek(statistics_of(workspace, 0, N) + i * 32 + lane);"),
+    Bug("norms are used before they are made",
+        "mbarrier_wait(barriers.norms_full + place, stored / 2 % 2);", ""),
+    Bug("norms are overwritten while they are used",
+        "mbarrier_wait(barriers.norms_empty + place, (made / 2 - 1) % 2);  // (6)", "",
+        "race in shared memory", CHUNKED),
+    Bug("every channel has the first group's norm", "channel / kGroupChannels : 0;\n      float2",
+        "0 : 0;\n      float2"),
     # Finished tiles.
     Bug("a tile is stored before it is finished",
-        "mbarrier_wait(tile_full, stored++ % 2);  // (3)", "++stored;"),
+        "mbarrier_wait(barriers.tile_full + consumer, parities >> consumer & 1);  // (3)", ""),
     Bug("a tile is overwritten before it is stored",
-        "      mbarrier_wait(tile_empty, (stored - 1) % 2);  // (4)\n", "",
+        "      mbarrier_wait(barriers.tile_empty + consumer, (stored - 1) % 2);  // (4)\n", "",
         "race in shared memory"),
-    Bug("a pair stores the other consumer's tile",
+    Bug("the other consumer's tile is stored",
         "reinterpret_cast<const float*>(smem + kTilesAt) + consumer * kTileFloats;",
         "reinterpret_cast<const float*>(smem + kTilesAt) + (1 - consumer) * kTileFloats;"),
-    Bug("one warp of a pair frees the tile", "< tile_empty ? 4 : 2);", "< tile_empty ? 4 : 1);"),
+    Bug("two of the warps that store free the tile", "kTileFull + kConsumers ? 4 : kStorers);",
+        "kTileFull + kConsumers ? 4 : 2);"),
     Bug("channels past the slab are written", "channel + 8 * half >= kSlabChannels", "false"),
-    Bug("runs go past the tile's columns", "const int length = kWholeRows ? rows * kQ : columns;",
-        "const int length = kWholeRows ? rows * kQ : kTileW;"),
-    Bug("runs start one float late", "kVecY == 4 ? 0 : beyond_line, pair.x",
-        "kVecY == 4 ? 0 : beyond_line - 1, pair.x", "never written"),
-    Bug("every second run is left out", "run < runs; run += 4) {", "run < runs; run += 8) {",
+    Bug("runs go past the tile's columns", ": min(kTileW, kQ - job.q0);\n    const int runs",
+        ": kTileW;\n    const int runs"),
+    Bug("runs start one float late", "kVecY == 4 ? 0 : beyond_line, norms",
+        "kVecY == 4 ? 0 : beyond_line - 1, norms", "never written"),
+    Bug("every second pair of runs is left out", "pair += kStorers) {", "pair += 2 * kStorers) {",
         "never written"),
     # Which values.
     Bug("columns outside the output are summed", "columns - t % kColSteps * kN : 0)",
         "kTileW - t % kColSteps * kN : 0)"),
-    Bug("rows outside the output are summed", "t / kColSteps < rows ?", "true ?"),
+    Bug("rows of a step outside the output are summed", "t / kColSteps < rows ?", "true ?", "",
+        STEPPED),
     Bug("x is read one row too low", "- kPadH + pixel / kInW;", "- kPadH + pixel / kInW + 1;"),
-    Bug("the slices of K lie one pixel further", "operand_descriptor(b + offset * 16,",
-        "operand_descriptor(b + (offset + 1) * 16,"),
-    Bug("the second slice of a step lies one pixel further", "(next - offset) * 16),",
-        "(next - offset + 1) * 16),"),
-    Bug("the weights' slices lie closer", "operand_descriptor(a + k * 2048, 1024)",
-        "operand_descriptor(a + k * 2048, 512)"),
-    Bug("the weights' sets are swapped", "Product{0, 0} : i == 1 ? Product{1, 1}",
-        "Product{1, 0} : i == 1 ? Product{0, 1}"),
+    Bug("the slices of K lie one pixel further", "first_pixel(t) + offset, next - offset)",
+        "first_pixel(t) + offset + 1, next - offset)"),
+    Bug("the second slice of a step lies one pixel further", "+ offset, next - offset)",
+        "+ offset, next - offset + 1)"),
+    Bug("the weights' slices lie closer", "set + k * 128, 64)", "set + k * 128, 32)"),
+    Bug("the weights' sets are swapped", "Product{1, 1} : i == 1 ? Product{0, 0}",
+        "Product{0, 1} : i == 1 ? Product{1, 0}"),
     Bug("the low parts of x are not scaled",
         "(v[2 * i] - rounded.x) * 2048.0f, (v[2 * i + 1] - rounded.y) * 2048.0f",
         "v[2 * i] - rounded.x, v[2 * i + 1] - rounded.y"),
@@ -163,11 +188,11 @@ BUGS = [
     Bug("every unit has the first one's bias", "if (kUnits * kSlabs > 1 || turn == 0) {",
         "if (turn == 0) {", "", CHUNKED),
     Bug("sums do not start at zero", "first && i == 0 && k == 0);", "false);"),
-    Bug("every chunk starts a new sum", "smem_address(smem + kXPartsAt), chunk == 0);",
-        "smem_address(smem + kXPartsAt), true);", "", CHUNKED),
+    Bug("every chunk starts a new sum", "x_parts + low * kPartBytes, chunk == 0);",
+        "x_parts + low * kPartBytes, true);", "", CHUNKED),
     # The order of jobs.
-    Bug("a pair takes every job of its block", "index += kConsumers * gridDim.x) {\n    const Job",
-        "index += gridDim.x) {\n    const Job"),
+    Bug("a consumer takes every job of its block", "index += kConsumers * gridDim.x, ++turn)",
+        "index += gridDim.x, ++turn)"),
     Bug("storing jobs come before their statistics", "(ahead % 2 == 0 ? lag : 0)",
         "(ahead % 2 == 0 ? 0 : lag)", strategies=TWO),
     Bug("the last units are stored twice", "tail ? segment - units :",
@@ -178,12 +203,12 @@ BUGS = [
     Bug("the halves of a fragment of x are swapped", "rows, columns[0], columns[1]);",
         "rows, columns[1], columns[0]);", target="sm_80"),
     Bug("the second slice of a step lies one pixel further, by warps",
-        "shift + offset * 16, (next - offset) * 16);",
-        "shift + offset * 16, (next - offset + 1) * 16);", target="sm_80"),
+        "(first_pixel(t) + offset) * 16, (next - offset) * 16);",
+        "(first_pixel(t) + offset) * 16, (next - offset + 1) * 16);", target="sm_80"),
     Bug("a fragment's rows are those of the next warp", "lane / 16 * 64 + 16 * warp",
         "lane / 16 * 64 + 16 * (warp ^ 1)", target="sm_80"),
     Bug("products start before their chunk is staged, by warps",
-        "mbarrier_wait(full, (turn * kChunks + chunk) % 2);  // (1)", "", target="sm_80"),
+        "mbarrier_wait(full + slot, parities >> slot & 1);  // (1)", "", target="sm_80"),
 ]  # fmt: skip
 # Where both strategies have the code, every second bug is planted in each.
 CASES = [(bug, bug.strategies[index % len(bug.strategies)]) for index, bug in enumerate(BUGS)]
@@ -227,6 +252,9 @@ def test_the_problems_hold_what_the_bugs_need():
         assert chunked.whole_rows
         assert (chunked.chunks, chunked.units) == (2, 2)
         assert chunked.weights_resident
+        stepped = make_plan(spec_for(STEPPED, strategy)).fused
+        assert (stepped.rows_m, stepped.row_steps, stepped.is_whole) == (1, 4, False)
+        assert {one.slots - one.math.parts for one in (ragged, chunked, stepped)} == {1}
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90a"])

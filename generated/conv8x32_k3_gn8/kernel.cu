@@ -116,10 +116,10 @@ static_assert(kSlabChannels <= kChannelsM && kNumGroups % kUnitGroups == 0, "a s
 
 // Input rows and columns of a tile, halo included. kChunkC input channels are staged at a time, as
 // slices of 16 bytes: part [kSliceBlocks][kInH][kStrideW][kPitchX] slices, pixels that lie kStrideW
-// apart being neighbours.
+// apart being neighbours. There are kSlots places for parts, which follow each other in a ring.
 constexpr int kInH = 4, kInW = 256, kPitchX = 264;
 constexpr int kChunkC = 8, kChunks = (kC_in + kChunkC - 1) / kChunkC;
-constexpr int kPartBytes = 16896;
+constexpr int kPartBytes = 16896, kSlots = 3;
 
 // fp16x3: v = high + low / 2048 in two fp16 parts of 11 bits each, three products, fp32 sums.
 //
@@ -138,9 +138,10 @@ constexpr int kParts = 2, kSets = 3, kProducts = 3;
 constexpr bool kScaledWeights = true;
 constexpr int kSliceChannels = 8;  // of one 16-byte slice
 
-// Sets: 0 low, 1 high / 2048, 2 high. Smallest first, so that little is lost when they are added.
+// Sets: 0 low, 1 high / 2048, 2 high. Smallest first, so that little is lost when they are added,
+// and with the low part of x first of all, whose place is then soon free.
 __device__ constexpr Product product(int i) {
-  return i == 0 ? Product{0, 0} : i == 1 ? Product{1, 1} : Product{2, 0};
+  return i == 0 ? Product{1, 1} : i == 1 ? Product{0, 0} : Product{2, 0};
 }
 
 __device__ __forceinline__ unsigned half2_of(float low, float high) {
@@ -230,10 +231,11 @@ constexpr bool kResident = true;  // whether all weights stay in shared memory
 constexpr int kScalesAt = kImageChunks * kChunkWeights;
 constexpr int kPartialsAt = kScalesAt + (4 * kC_out + 15) / 16 * 16;
 
-// Warpgroups of a block: kConsumers multiply, one normalises, two warps for each, and one loads.
-constexpr int kConsumers = 2, kThreads = (kConsumers + 2) * 128;
+// Warpgroups of a block: kConsumers multiply, in turn; of the next, kStorers warps normalise and store
+// and one makes statistics; the last loads.
+constexpr int kConsumers = 2, kStorers = 3, kThreads = (kConsumers + 2) * 128;
 // Registers of their threads where they may differ; 0 where all keep what the launch gives them.
-constexpr int kMultiplyRegisters = 168, kNormaliseRegisters = 80, kLoadRegisters = 96;
+constexpr int kMultiplyRegisters = 168, kNormaliseRegisters = 72, kLoadRegisters = 104;
 
 // Finished tiles in shared memory: float [kSlabChannels][kTileH][kPitchRow] of each consumer. Where
 // a tile spans the output's width its rows are one run in y.
@@ -242,21 +244,21 @@ constexpr int kPitchRow = 254, kPitchChannel = 520;
 constexpr int kTileFloats = (kSlabChannels * kPitchChannel + 3) / 4 * 4;
 constexpr int kVecY = 4;  // floats of one store, which divide every run
 
-// Dynamic shared memory of the fused kernel, 207424 bytes:
+// Dynamic shared memory of the fused kernel, 225168 bytes:
 //        0  smem_weights  [1][3][12][64] slices
-//    36864  smem_x_parts  [2][1][4][1][264] slices
-//    70656  smem_tiles    float [2][32][520]
-//   203776  smem_moments  Moments [2][2][64]
-//   206848  smem_statistics float2 [2][2][8]: mean, 1 / deviation
-//   207104  smem_affine   float2 [32]: gamma, beta
-//   207360  smem_barriers mbarrier [7]
+//    36864  smem_x_parts  [3][1][4][1][264] slices
+//    87552  smem_tiles    float [2][32][520]
+//   220672  smem_sums     RowSums [2][2][64]
+//   223744  smem_norms    Norm [2][32]
+//   224768  smem_affine   float2 [32]: gamma, beta
+//   225024  smem_barriers mbarrier [17]
 constexpr int kWeightsAt = 0;
 constexpr int kXPartsAt = 36864;
-constexpr int kTilesAt = 70656;
-constexpr int kMomentsAt = 203776;
-constexpr int kStatisticsAt = 206848;
-constexpr int kAffineAt = 207104;
-constexpr int kBarriersAt = 207360;
+constexpr int kTilesAt = 87552;
+constexpr int kSumsAt = 220672;
+constexpr int kNormsAt = 223744;
+constexpr int kAffineAt = 224768;
+constexpr int kBarriersAt = 225024;
 
 // ---- Helpers -----------------------------------------------------------------------------------
 
@@ -293,64 +295,6 @@ __device__ __forceinline__ void store_vector(float* address, const float (&value
   } else {
     *address = value[0];
   }
-}
-
-// Mean and centred sum of squares of a set of values, merged without cancellation.
-//
-// Two sets combine by Chan, Golub and LeVeque (1983), "Algorithms for Computing the Sample
-// Variance", eq. 2.1. Every merge below happens in a fixed order, so equal inputs give equal bits.
-
-struct Moments {
-  float count;  // number of values
-  float mean;
-  float m2;  // sum of (value - mean)^2
-};
-
-__device__ __forceinline__ Moments merge(const Moments& a, const Moments& b) {
-  const float count = a.count + b.count;
-  const float share_b = count > 0.0f ? b.count / count : 0.0f;
-  const float delta = b.mean - a.mean;
-  return {count, a.mean + delta * share_b, a.m2 + b.m2 + delta * delta * (a.count * share_b)};
-}
-
-// Sum over a warp; every lane gets the same bits.
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, offset);
-  }
-  return value;
-}
-
-// Merges the moments of a block's threads; every thread gets the result.
-//
-// Lanes merge downwards within their warp, then every thread merges the warps in order.
-// smem_moments: one entry a warp. The barrier makes the entries visible; the caller must not
-// write them again without another.
-template <int kBlockThreads>
-__device__ __forceinline__ Moments block_merge(Moments moments, Moments* smem_moments) {
-  static_assert(kBlockThreads % 32 == 0, "a block consists of whole warps");
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const Moments other = {__shfl_down_sync(0xffffffffu, moments.count, offset),
-                           __shfl_down_sync(0xffffffffu, moments.mean, offset),
-                           __shfl_down_sync(0xffffffffu, moments.m2, offset)};
-    moments = merge(moments, other);
-  }
-  if (threadIdx.x % 32 == 0) {
-    smem_moments[threadIdx.x / 32] = moments;
-  }
-  __syncthreads();
-  moments = smem_moments[0];
-  for (int warp = 1; warp < kBlockThreads / 32; ++warp) {
-    moments = merge(moments, smem_moments[warp]);
-  }
-  return moments;
-}
-
-// 1 / sqrt(biased variance + eps), as torch.nn.GroupNorm defines it.
-__device__ __forceinline__ float reciprocal_deviation(const Moments& moments, float eps) {
-  return 1.0f / sqrtf(moments.m2 / moments.count + eps);
 }
 
 // Barriers in shared memory (PTX ISA, "mbarrier"): a phase ends when `count` arrivals have come;
@@ -411,11 +355,6 @@ __device__ __forceinline__ void warpgroup_barrier(int id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
 }
 
-// The same for two warps.
-__device__ __forceinline__ void pair_barrier(int id) {
-  asm volatile("bar.sync %0, 64;" ::"r"(id) : "memory");
-}
-
 // Pairs of floats that blocks hand to each other through global memory. The pair itself is the
 // flag: its place holds kAbsent until it is written, 64 bits at once, so no fence is needed and a
 // reader sees either nothing or the whole pair (PTX ISA, "Memory Consistency Model": relaxed
@@ -472,6 +411,12 @@ __device__ __forceinline__ void settle(uint4& words) {
   asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
 }
 
+// A number of which the compiler knows nothing, so that it keeps nothing that follows from it.
+__device__ __forceinline__ void settle(int& number) { asm volatile("" : "+r"(number)); }
+
+// A pointer from which the compiler reaches its neighbours by constants, instead of computing each.
+__device__ __forceinline__ void settle(float*& pointer) { asm volatile("" : "+l"(pointer)); }
+
 __device__ __forceinline__ void prefetch_to_l2(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)));
 }
@@ -502,14 +447,19 @@ __device__ constexpr int first_pixel(int t) {
 
 // Products of a warpgroup (PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions"; sm_90a).
 
-// Describes an operand in shared memory without swizzle, K fastest: core matrices of 8 rows of
-// 16 bytes, 128 bytes in one piece; `along_k` bytes lie between two that are neighbours along K,
-// 128 between neighbours along the rows. Rows of B are columns of the product. The first row only
-// has to be 16-byte aligned, which is what lets a filter tap be a shift of the same pixels.
-__device__ __forceinline__ unsigned long long operand_descriptor(unsigned address, int along_k) {
-  constexpr unsigned long long kAlongRows = 128;
-  return (address & 0x3ffff) >> 4 | static_cast<unsigned long long>(along_k >> 4) << 16 |
-         kAlongRows >> 4 << 32;
+// Where something lies in shared memory, in slices of 16 bytes, as descriptors count.
+__device__ __forceinline__ unsigned slices_at(unsigned address) { return (address & 0x3ffff) / 16; }
+
+// Describes an operand in shared memory without swizzle, K fastest, which begins `offset` slices
+// after `base`: core matrices of 8 rows of one slice, 128 bytes in one piece; `along_k` slices lie
+// between two that are neighbours along K, 8 between neighbours along the rows. Rows of B are
+// columns of the product. The first row only has to be 16-byte aligned, which is what lets a filter
+// tap be a shift of the same pixels. One addition makes it: all else is constant.
+__device__ __forceinline__ unsigned long long operand_descriptor(unsigned base, int offset,
+                                                                 int along_k) {
+  constexpr unsigned long long kAlongRows = 8;
+  return base + (static_cast<unsigned>(along_k) << 16 | static_cast<unsigned>(offset)) |
+         kAlongRows << 32;
 }
 
 // Makes what this thread stored in shared memory visible to the tensor cores' reads.
@@ -588,29 +538,30 @@ __device__ __forceinline__ void warpgroup_product(float (&d)[kN / 2], unsigned l
       : "l"(a), "l"(b), "r"(static_cast<int>(first)));
 }
 
-// Starts all products of one chunk: weights [kSets] sets at `w`, parts of x at `x_parts`, `first`
-// whether they begin the sum. The registers are in use until products_wait.
-__device__ __forceinline__ void multiply_chunk(float (&acc)[kBlocks][kN / 2], unsigned w,
-                                               unsigned x_parts, bool first) {
-  products_begin();
+// Starts the t-th product of a tile, as far as it takes `part` of x, which lies at `x_part`; weights
+// [kSets] sets at `w`; `first` whether they begin the sum. The registers are in use until
+// products_wait.
+template <int part>
+__device__ __forceinline__ void start_product(float (&acc)[kN / 2], int t, unsigned w,
+                                              unsigned x_part, bool first) {
+  const unsigned w_slices = slices_at(w), x_slices = slices_at(x_part);
 #pragma unroll
-  for (int t = 0; t < kBlocks; ++t) {
-    const int shift = 16 * first_pixel(t);
-#pragma unroll
-    for (int i = 0; i < kProducts; ++i) {
-      const Product one = product(i);
-      const unsigned a = w + one.set * kSetBytes, b = x_parts + one.part * kPartBytes + shift;
-#pragma unroll
-      for (int k = 0; k < kSteps; ++k) {
-        // An odd last slice is its own partner, with zero weights.
-        const int offset = kSlice[2 * k].offset, next = kSlice[min(2 * k + 1, kSlices - 1)].offset;
-        warpgroup_product(acc[t], operand_descriptor(a + k * 2048, 1024),
-                          operand_descriptor(b + offset * 16, (next - offset) * 16),
-                          first && i == 0 && k == 0);
-      }
+  for (int i = 0; i < kProducts; ++i) {
+    const Product one = product(i);
+    if (one.part != part) {
+      continue;
     }
-    products_commit();
+    const int set = one.set * (kSetBytes / 16);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      // An odd last slice is its own partner, with zero weights.
+      const int offset = kSlice[2 * k].offset, next = kSlice[min(2 * k + 1, kSlices - 1)].offset;
+      warpgroup_product(acc, operand_descriptor(w_slices, set + k * 128, 64),
+                        operand_descriptor(x_slices, first_pixel(t) + offset, next - offset),
+                        first && i == 0 && k == 0);
+    }
   }
+  products_commit();
 }
 
 #else
@@ -647,6 +598,8 @@ __device__ __forceinline__ void warp_product(float (&d)[kRegisters], unsigned a,
 
 __device__ __forceinline__ void fence_before_products() {}
 
+__device__ __forceinline__ void products_begin() {}
+
 template <int>
 __device__ __forceinline__ void give_registers() {}
 
@@ -654,37 +607,42 @@ template <int>
 __device__ __forceinline__ void take_registers() {}
 
 // Every lane's reads of shared memory are done.
-__device__ __forceinline__ void products_wait(int left) {
-  if (left == 0) {
-    __syncwarp();
-  }
-}
+__device__ __forceinline__ void products_wait(int) { __syncwarp(); }
 
-// All products of one chunk: weights [kSets] sets at `w`, parts of x at `x_parts`, `first` whether
-// they begin the sum.
-__device__ __forceinline__ void multiply_chunk(float (&acc)[kBlocks][kN / 2], unsigned w,
-                                               unsigned x_parts, bool first) {
-#pragma unroll
-  for (int t = 0; t < kBlocks; ++t) {
-    const int shift = 16 * first_pixel(t);
+// The t-th product of a tile, as far as it takes `part` of x, which lies at `x_part`; weights [kSets]
+// sets at `w`; `first` whether they begin the sum.
+template <int part>
+__device__ __forceinline__ void start_product(float (&acc)[kN / 2], int t, unsigned w,
+                                              unsigned x_part, bool first) {
+  if (first && product(0).part == part) {
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) {
-      acc[t][i] = first ? 0.0f : acc[t][i];
+      acc[i] = 0.0f;
+    }
+  }
+#pragma unroll 1
+  for (int i = 0; i < kProducts; ++i) {
+    const Product one = product(i);
+    if (one.part != part) {
+      continue;
     }
 #pragma unroll 1
-    for (int i = 0; i < kProducts; ++i) {
-      const Product one = product(i);
-#pragma unroll 1
-      for (int k = 0; k < kSteps; ++k) {
-        const int offset = kSlice[2 * k].offset, next = kSlice[min(2 * k + 1, kSlices - 1)].offset;
-        warp_product(acc[t], w + one.set * kSetBytes + k * 2048,
-                     x_parts + one.part * kPartBytes + shift + offset * 16, (next - offset) * 16);
-      }
+    for (int k = 0; k < kSteps; ++k) {
+      const int offset = kSlice[2 * k].offset, next = kSlice[min(2 * k + 1, kSlices - 1)].offset;
+      warp_product(acc, w + one.set * kSetBytes + k * 2048,
+                   x_part + (first_pixel(t) + offset) * 16, (next - offset) * 16);
     }
   }
 }
 
 #endif
+
+// Barriers in shared memory, each met warp by warp.
+struct Barriers {
+  unsigned long long *full, *empty;            // [kConsumers][kSlots], [kSlots]
+  unsigned long long *tile_full, *tile_empty;    // [kConsumers] each
+  unsigned long long *norms_full, *norms_empty;  // [2] each
+};
 
 struct Job {
   int unit_n, n, unit, slab, tile;  // unit_n: of all samples' units
@@ -724,11 +682,19 @@ __device__ __forceinline__ int slab_channels(int slab) {
 
 // Output values of one group that the slot-th job of a unit holds.
 __device__ __forceinline__ float slot_values(int slot) {
+  if constexpr (kWholeTiles && kSlabs == 1) {
+    return static_cast<float>(kTileH * kTileW * kGroupChannels);
+  }
   const int tile = slot % kTiles, slab = slot / kTiles;
   const int rows = min(kTileH, kP - tile / kTilesQ * kTileH);
   const int columns = min(kTileW, kQ - tile % kTilesQ * kTileW);
   const int channels = kSlabs == 1 ? kGroupChannels : slab_channels(slab);
   return static_cast<float>(rows * columns * channels);
+}
+
+// A value that is the same in all lanes, which this tells the compiler.
+__device__ __forceinline__ int same_in_warp(int value) {
+  return __shfl_sync(0xffffffffu, value, 0);
 }
 
 // Sum over kLanes neighbouring lanes; every one of them gets the same bits.
@@ -740,6 +706,13 @@ __device__ __forceinline__ float lanes_sum(float value) {
   }
   return value;
 }
+
+// What a thread that multiplies leaves of a row: sums of the distances from the row's first value.
+// That value is one of the n summed, so its distance from their mean is at most sqrt(n - 1)
+// deviations, and the squares about it lose at most a factor n of their precision; n is at most 256.
+struct RowSums {
+  float pivot, sum, squares;
+};
 
 // Lanes that share one group where a warpgroup takes the groups' moments together.
 constexpr int kGroupLanes = 16;
@@ -898,10 +871,9 @@ __device__ __forceinline__ void load_pixels(const float* x_n, const Job& job, in
   }
 }
 
-// Splits the pixels and leaves their parts in the stage.
-__device__ __forceinline__ void store_pixels(const uint4 (&high)[kBatch][kSliceBlocks],
-                                             const uint4 (&low)[kBatch][kSliceBlocks], int batch,
-                                             unsigned char* smem_x) {
+// Leaves one part of the pixels in its place.
+__device__ __forceinline__ void store_pixels(const uint4 (&part)[kBatch][kSliceBlocks], int batch,
+                                             unsigned char* smem_part) {
   const int thread = threadIdx.x % 128;
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
@@ -912,11 +884,8 @@ __device__ __forceinline__ void store_pixels(const uint4 (&high)[kBatch][kSliceB
 #pragma unroll
       for (int block = 0; block < kSliceBlocks; ++block) {
         uint4* const target =
-            reinterpret_cast<uint4*>(smem_x) + block * (kPartBytes / 16 / kSliceBlocks) + place;
-        *target = high[i][block];
-        if (kParts > 1) {
-          *(target + kPartBytes / 16) = low[i][block];
-        }
+            reinterpret_cast<uint4*>(smem_part) + block * (kPartBytes / 16 / kSliceBlocks) + place;
+        *target = part[i][block];
       }
     }
   }
@@ -940,15 +909,29 @@ __device__ __forceinline__ void prefetch_pixels(const float* x, const Job& job) 
   }
 }
 
+// Where the `order`-th part lies that is staged after `sequence` others. Low parts come first.
+__device__ __forceinline__ int slot_of(int sequence, int order) {
+  return kSlots == kParts ? order : (sequence + order) % kSlots;
+}
+
+// Waits until the products with what was last there are done.
+__device__ __forceinline__ void wait_for_slot(unsigned long long* empty, int sequence, int order) {
+  if (sequence + order >= kSlots) {
+    const int uses = (sequence + order) / kSlots;
+    mbarrier_wait(empty + slot_of(sequence, order), (uses - 1) % 2);  // (2)
+  }
+}
+
 // The warpgroup that loads: x from global memory through registers, split, into the stage.
 __device__ __forceinline__ void load_jobs(const float* x, const unsigned char* workspace, int jobs,
                                           int N, unsigned char* smem, unsigned long long* full,
                                           unsigned long long* empty) {
   constexpr int kBatches = (kInH * kInW + 128 * kBatch - 1) / (128 * kBatch);
   constexpr int kAhead = 1;  // jobs of this block between the prefetch and the load
-  int sequence = 0;
+  int sequence = 0, consumer = 0;
 #pragma unroll 1
-  for (int index = blockIdx.x; index < jobs; index += gridDim.x) {
+  for (int index = blockIdx.x; index < jobs;
+       index += gridDim.x, consumer = (consumer + 1) % kConsumers) {
     const Job job = job_at(index, N);
     const float* const x_n =
         x + static_cast<long long>(job.n) * (static_cast<long long>(kC_in) * kH * kW);
@@ -956,62 +939,70 @@ __device__ __forceinline__ void load_jobs(const float* x, const unsigned char* w
       prefetch_pixels(x, job_at(index + kAhead * gridDim.x, N));
     }
 #pragma unroll 1
-    for (int chunk = 0; chunk < kChunks; ++chunk, ++sequence) {
+    for (int chunk = 0; chunk < kChunks; ++chunk, sequence += kParts) {
 #pragma unroll 1
       for (int batch = 0; batch < kBatches; ++batch) {
-        // Loaded and split before the stage is free: only the stores come between two products.
+        // Loaded and split before a place is free: only the stores come between two products.
         float v[kBatch][8];
         load_pixels(x_n, job, chunk * kChunkC, batch, v);
-        uint4 high[kBatch][kSliceBlocks], low[kBatch][kSliceBlocks];
+        uint4 parts[2][kBatch][kSliceBlocks];  // low, high
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          split_channels(v[i], high[i], low[i]);
+          split_channels(v[i], parts[1][i], parts[0][i]);
 #pragma unroll
           for (int block = 0; block < kSliceBlocks; ++block) {
-            settle(high[i][block]);
+            settle(parts[1][i][block]);
             if (kParts > 1) {
-              settle(low[i][block]);
+              settle(parts[0][i][block]);
             }
           }
         }
-        if (batch == 0 && sequence > 0) {
-          mbarrier_wait(empty, (sequence - 1) % 2);  // (2)
-        }
-        store_pixels(high, low, batch, smem + kXPartsAt);
-      }
-      if constexpr (!kResident) {
-        const uint4* const image = reinterpret_cast<const uint4*>(
-            workspace + static_cast<long long>((job.unit * kSlabs + job.slab) * kChunks + chunk) *
-                            kChunkWeights);
+        if (!kResident && batch == 0) {
+          // No product may need the last chunk's weights.
+#pragma unroll
+          for (int order = 0; order < kParts; ++order) {
+            wait_for_slot(empty, sequence, order);
+          }
+          const uint4* const image = reinterpret_cast<const uint4*>(
+              workspace + static_cast<long long>((job.unit * kSlabs + job.slab) * kChunks + chunk) *
+                              kChunkWeights);
 #pragma unroll 4
-        for (int i = threadIdx.x % 128; i < kChunkWeights / 16; i += 128) {
-          reinterpret_cast<uint4*>(smem + kWeightsAt)[i] = image[i];
+          for (int i = threadIdx.x % 128; i < kChunkWeights / 16; i += 128) {
+            reinterpret_cast<uint4*>(smem + kWeightsAt)[i] = image[i];
+          }
+        }
+#pragma unroll
+        for (int order = 0; order < kParts; ++order) {
+          const int slot = slot_of(sequence, order);
+          if (kResident && batch == 0) {
+            wait_for_slot(empty, sequence, order);
+          }
+          store_pixels(parts[2 - kParts + order], batch, smem + kXPartsAt + slot * kPartBytes);
+          if (batch + 1 == kBatches) {
+            fence_before_products();
+            mbarrier_arrive_warp(full + consumer * kSlots + slot);  // (1)
+          }
         }
       }
-      fence_before_products();
-      mbarrier_arrive_warp(full + index / gridDim.x % kConsumers);  // (1)
     }
   }
 }
 
-// The chain on a thread's accumulators, a product at a time as they become ready, and the moments
-// of its two rows of each product: about the first value of the row, which one pass allows. That
-// value is one of the n summed, so its distance from their mean is at most sqrt(n - 1) deviations,
-// and the squares about it lose at most a factor n of their precision; n is at most 64.
+// The chain on a thread's accumulators, a product at a time as they become ready, and the sums of its
+// two rows of each product, together with the lanes that share them.
 //
 // zero: 0, unknown to the compiler. kMoments: whether they are wanted. kMasked: whether some rows
 // or columns of the tile lie outside the output.
 template <bool kMoments, bool kMasked>
-__device__ __forceinline__ void chain_and_moments(float (&acc)[kBlocks][kN / 2],
-                                                  const Coefficients (&f)[2],
-                                                  const Affine (&affine)[2], int rows,
-                                                  int columns, int zero,
-                                                  unsigned long long* empty,
-                                                  Moments (&moments)[2]) {
+__device__ __forceinline__ void chain_and_sums(float (&acc)[kBlocks][kN / 2],
+                                               const Coefficients (&f)[2],
+                                               const Affine (&affine)[2], int rows, int columns,
+                                               int zero, unsigned long long* empty,
+                                               RowSums (&sums)[2]) {
   const int first_column = 2 * (threadIdx.x % 4);
   float pivot[2] = {}, sum[2] = {}, squares[2] = {};
   float slope[2] = {affine[0].slope, affine[1].slope};
-  int count = 0;
+  float last[2] = {slope[0], slope[1]};
 #pragma unroll
   for (int t = 0; t < kBlocks; ++t) {
     products_wait(kBlocks - 1 - t);
@@ -1023,22 +1014,22 @@ __device__ __forceinline__ void chain_and_moments(float (&acc)[kBlocks][kN / 2],
 #pragma unroll
     for (int i = 0; i < kN / 8; ++i) {
       const bool counts = left > 8 * i + first_column, both = left > 8 * i + first_column + 1;
-      count += counts + both;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float &v = acc[t][4 * i + 2 * half], &w = acc[t][4 * i + 2 * half + 1];
         v = chain_tail(fmaf(v, slope[half], affine[half].offset), f[half]);
         w = chain_tail(fmaf(w, slope[half], affine[half].offset), f[half]);
-        if (i + 1 == kN / 8) {
-          // Ties the next product's values to these: the compiler would otherwise work on all of
+        if (i % 4 == 3 || i + 1 == kN / 8) {
+          // Ties the values after the next to these: the compiler would otherwise work on all of
           // them at once and run out of registers.
-          slope[half] = __int_as_float(__float_as_int(slope[half]) ^ (__float_as_int(w) & zero));
+          slope[half] = __int_as_float(__float_as_int(slope[half]) ^ (__float_as_int(last[half]) & zero));
+          last[half] = w;
         }
         if constexpr (!kMoments) {
           continue;
         }
         if (t == 0 && i == 0) {
-          pivot[half] = v;
+          pivot[half] = __shfl_sync(0xffffffffu, v, threadIdx.x % 32 / 4 * 4);
         }
         const float from = v - pivot[half], from_w = w - pivot[half];
         sum[half] += counts ? from : 0.0f;
@@ -1051,102 +1042,155 @@ __device__ __forceinline__ void chain_and_moments(float (&acc)[kBlocks][kN / 2],
   if constexpr (!kMoments) {
     return;
   }
-  const float n = static_cast<float>(count), inverse = count > 0 ? 1.0f / n : 0.0f;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    moments[half] = {n, count > 0 ? pivot[half] + sum[half] * inverse : 0.0f,
-                     count > 0 ? squares[half] - sum[half] * sum[half] * inverse : 0.0f};
+    sums[half] = {pivot[half], lanes_sum<4>(sum[half]), lanes_sum<4>(squares[half])};
   }
 }
 
-// Moments of several lanes' values together: the mean of all, then the squares about it.
-// count: of all of them.
+// Sums over several sets of values, of their distances from one value near all their means. Sets are
+// added without a division, and without cancellation as long as that value is the mean of one of
+// them: with n of N values there it lies at most sqrt(N / n) deviations from the mean of all.
+struct Shifted {
+  float sum, squares;
+
+  // A set of `count` values whose distances from `center` sum up to `sum`, their squares to
+  // `squares`; away: center - the common value.
+  __device__ __forceinline__ void add(float count, float away, float sum_of_set,
+                                      float squares_of_set) {
+    const float moved = away * count;
+    sum += sum_of_set + moved;
+    squares += fmaf(away, 2.0f * sum_of_set + moved, squares_of_set);
+  }
+};
+
+// Mean and centred sum of squares of what kLanes lanes have summed from `near`; count: of them all.
 template <int kLanes>
-__device__ __forceinline__ Moments lanes_moments(const Moments& own, float count) {
-  const float sum = lanes_sum<kLanes>(own.count * own.mean);
-  const float mean = count > 0.0f ? sum / count : 0.0f, delta = own.mean - mean;
-  return {count, mean, lanes_sum<kLanes>(own.m2 + own.count * (delta * delta))};
+__device__ __forceinline__ float2 lanes_moments(const Shifted& own, float near, float count) {
+  const float sum = lanes_sum<kLanes>(own.sum), squares = lanes_sum<kLanes>(own.squares);
+  const float away = sum / count;
+  return make_float2(near + away, squares - sum * away);
 }
 
+// Hands on the moments of a job's groups, kGroupLanes lanes of the warpgroup a group, before its tile
+// is: all blocks wait for them.
+__device__ __forceinline__ void publish_moments(const Job& job, const RowSums* smem_sums,
+                                                int thread, unsigned char* workspace) {
+  const int group = thread / kGroupLanes, slot = job.slab * kTiles + job.tile;
+  const int channels = kSlabs == 1 ? kGroupChannels : slab_channels(job.slab);
+  const int rows = kWholeTiles ? kTileH : min(kTileH, kP - job.p0);
+  const int columns = kWholeTiles ? kTileW : min(kTileW, kQ - job.q0);
+  const bool exists = group < kUnitGroups;
+  const RowSums* const of_group = smem_sums + (exists ? group : 0) * kGroupChannels;
+  const RowSums one = *of_group;
+  const float near =
+      one.pivot + one.sum / static_cast<float>((rows + kRowsM - 1) / kRowsM * columns);
+  Shifted own = {0.0f, 0.0f};
+  for (int i = thread % kGroupLanes; i < channels * kRowsM; i += kGroupLanes) {
+    const int row = i / channels;
+    const float count = static_cast<float>((rows - row + kRowsM - 1) / kRowsM * columns);
+    const RowSums sums = of_group[row * kChannelsM + i % channels];
+    if (count > 0.0f) {
+      own.add(count, sums.pivot - near, sums.sum, sums.squares);
+    }
+  }
+  const float2 all = lanes_moments<kGroupLanes>(own, near, slot_values(slot));
+  if (exists && thread % kGroupLanes == 0) {
+    publish(partials_of(workspace, job.unit_n) + group * kUnitJobs + slot, all);
+  }
+}
+
+// The first of a thread's two rows of a product, and the output row that both belong to.
+__device__ __forceinline__ int m_of(int thread) { return thread % 128 / 32 * 16 + thread % 32 / 4; }
+
+__device__ __forceinline__ int row_of(int thread) { return m_of(thread) / kChannelsM; }
+
 // One job of a warpgroup that multiplies. kMoments: whether it takes statistics; kStores: whether
-// its values are wanted.
+// its values are wanted. turn: jobs of this warpgroup so far; stored: those of them that stored.
 //
 // A warp owns 16 rows of each product, which are 16 channels of one output row; a thread owns two
 // of them, 8 apart, and two neighbouring pixels of every eight.
 template <bool kMoments, bool kStores>
-__device__ __forceinline__ void multiply_job(const Job& job, int turn, int stored,
-                                             const Coefficients (&f)[2], const Affine (&affine)[2],
-                                             unsigned char* smem, unsigned long long* full,
-                                             unsigned long long* empty,
-                                             unsigned long long* tile_empty,
-                                             Moments* smem_places, int consumer,
+__device__ __forceinline__ void multiply_job(int index, int N, int turn, int stored,
+                                             unsigned& parities, const Coefficients (&f)[2],
+                                             const Affine (&affine)[2], unsigned char* smem,
+                                             const Barriers& barriers, int consumer,
                                              unsigned char* workspace) {
-  int thread = threadIdx.x % 128;
-  if constexpr (!kWholeTiles) {
-    // What follows from it is computed anew for each job: the masks leave no registers to keep it.
-    asm volatile("" : "+r"(thread));
-  }
-  const int lane = thread % 32;
-  const int m = thread / 32 * 16 + lane / 4;  // this thread's rows: m and m + 8
-  const int row = m / kChannelsM, channel = m % kChannelsM;
+  Job job = job_at(index, N);
+  unsigned long long* const full = barriers.full + consumer * kSlots;
   float acc[kBlocks][kN / 2];
+  int sequence = (kConsumers * turn + consumer) * (kChunks * kParts), slot = 0;
 #pragma unroll 1
-  for (int chunk = 0; chunk < kChunks; ++chunk) {
-    mbarrier_wait(full, (turn * kChunks + chunk) % 2);  // (1)
+  for (int chunk = 0; chunk < kChunks; ++chunk, sequence += kParts) {
     const int image = kResident ? ((job.unit * kSlabs + job.slab) * kChunks + chunk) : 0;
     const unsigned w = smem_address(smem + kWeightsAt) + image * kChunkWeights;
-    multiply_chunk(acc, w, smem_address(smem + kXPartsAt), chunk == 0);
+    const int low = same_in_warp(slot_of(sequence, 0));
+    mbarrier_wait(full + low, parities >> low & 1);  // (1)
+    parities ^= 1u << low;
+    if constexpr (kParts == 2) {
+      slot = same_in_warp(slot_of(sequence, 1));
+      mbarrier_wait(full + slot, parities >> slot & 1);  // (1)
+      parities ^= 1u << slot;
+    } else {
+      slot = low;
+    }
+    const unsigned x_parts = smem_address(smem + kXPartsAt);
+    products_begin();
+    if constexpr (kParts == 2) {
+#pragma unroll
+      for (int t = 0; t < kBlocks; ++t) {
+        start_product<1>(acc[t], t, w, x_parts + low * kPartBytes, chunk == 0);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kBlocks; ++t) {
+      start_product<0>(acc[t], t, w, x_parts + slot * kPartBytes, chunk == 0);
+      if (kParts == 2 && t == 0) {
+        products_wait(1);
+        mbarrier_arrive_lane(barriers.empty + low);  // (2)
+      }
+    }
     if (chunk + 1 < kChunks) {
       products_wait(0);
-      mbarrier_arrive_lane(empty);  // (2)
+      mbarrier_arrive_lane(barriers.empty + slot);  // (2)
     }
   }
 
   // Output rows of this thread inside the output, one a row step, and columns of the tile.
-  const int rows = (min(kTileH, kP - job.p0) - row + kRowsM - 1) / kRowsM;
+  const int rows = (min(kTileH, kP - job.p0) - row_of(threadIdx.x) + kRowsM - 1) / kRowsM;
   const int columns = min(kTileW, kQ - job.q0);
-  Moments moments[2];
+  RowSums sums[2];
   if (kWholeTiles || (rows == kRowSteps && columns == kTileW)) {
-    chain_and_moments<kMoments, false>(acc, f, affine, rows, columns, job.n >> 31, empty, moments);
+    chain_and_sums<kMoments, false>(acc, f, affine, rows, columns, job.n >> 31,
+                                    barriers.empty + slot, sums);
   } else {
-    chain_and_moments<kMoments, true>(acc, f, affine, rows, columns, job.n >> 31, empty, moments);
+    chain_and_sums<kMoments, true>(acc, f, affine, rows, columns, job.n >> 31,
+                                   barriers.empty + slot, sums);
   }
+  // The sums leave few registers: what follows from these two is computed anew here.
+  int thread = threadIdx.x % 128;
+  settle(thread);
+  settle(index);
+  job = job_at(index, N);
+  const int lane = thread % 32, row = row_of(thread);
+  const int m = m_of(thread), channel = m % kChannelsM;
   if constexpr (kMoments) {
     // Two places in turn: a warp may still read the last job's. Those of the job before that have
-    // been read, since every warp has then left that job's successor's products behind.
-    Moments* const smem_moments = smem_places + turn % 2 * 64;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      moments[half] = lanes_moments<4>(moments[half], static_cast<float>(rows * columns));
-      if (lane % 4 == 0) {
-        smem_moments[m + 8 * half] = moments[half];
-      }
+    // been read, since every warp has then met barrier (7) of the last job.
+    RowSums* const smem_sums =
+        reinterpret_cast<RowSums*>(smem + kSumsAt) + (2 * consumer + turn % 2) * 64;
+    if (lane % 4 == 0) {
+      smem_sums[m] = sums[0];
+      smem_sums[m + 8] = sums[1];
     }
-    warpgroup_barrier(1 + consumer);  // (5)
-
-    // The groups' moments of this job, kGroupLanes lanes a group. They are handed on before the
-    // tile is, for all blocks wait for them.
-    const int channels = kSlabs == 1 ? kGroupChannels : slab_channels(job.slab);
-    const int group = thread / kGroupLanes;
-    Moments own = {0.0f, 0.0f, 0.0f};
-    for (int i = thread % kGroupLanes; group < kUnitGroups && i < channels * kRowsM;
-         i += kGroupLanes) {
-      const int place = i / channels * kChannelsM + group * kGroupChannels + i % channels;
-      own = i < kGroupLanes ? smem_moments[place] : merge(own, smem_moments[place]);
-    }
-    const int slot = job.slab * kTiles + job.tile;
-    const Moments all = lanes_moments<kGroupLanes>(own, slot_values(slot));
-    if (group < kUnitGroups && thread % kGroupLanes == 0) {
-      publish(partials_of(workspace, job.unit_n) + group * kUnitJobs + slot,
-              make_float2(all.mean, all.m2));
-    }
+    warpgroup_barrier(1 + consumer);  // (7)
+    publish_moments(job, smem_sums, thread, workspace);
   }
   if constexpr (kStores) {
     if (stored > 0) {
-      mbarrier_wait(tile_empty, (stored - 1) % 2);  // (4)
+      mbarrier_wait(barriers.tile_empty + consumer, (stored - 1) % 2);  // (4)
     }
-    float* const out = reinterpret_cast<float*>(smem + kTilesAt) +
-                       consumer * kTileFloats;
+    float* const out = reinterpret_cast<float*>(smem + kTilesAt) + consumer * kTileFloats;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (channel + 8 * half >= kSlabChannels) {
@@ -1173,29 +1217,37 @@ __device__ __forceinline__ void multiply_job(const Job& job, int turn, int store
         }
       }
     }
+    mbarrier_arrive_warp(barriers.tile_full + consumer);  // (3)
   }
 }
 
-// Merges the partial moments of one group as they arrive, by a warp, in a fixed order.
-__device__ __forceinline__ Moments group_moments(const unsigned long long* partials) {
-  constexpr int kSlots = (kUnitJobs + 31) / 32;  // of a lane
-  constexpr int kAtOnce = kSlots < 4 ? kSlots : 4;
+// How a channel of a tile is normalised: (v - mean) * scale + shift.
+struct Norm {
+  float mean, scale, shift, unused;
+};
+
+// The moments of one group from the partial moments of all its jobs, as they arrive, by a warp, in a
+// fixed order.
+__device__ __forceinline__ float2 group_moments(const unsigned long long* partials) {
+  constexpr int kPlaces = (kUnitJobs + 31) / 32;  // of a lane
+  constexpr int kAtOnce = kPlaces < 4 ? kPlaces : 4;
   const int lane = threadIdx.x % 32;
-  Moments own = {0.0f, 0.0f, 0.0f};
+  float near = 0.0f;  // the mean of the first slot
+  Shifted own = {0.0f, 0.0f};
 #pragma unroll 1
-  for (int first = 0; first < kSlots; first += kAtOnce) {
+  for (int first = lane; first < kPlaces * 32; first += kAtOnce * 32) {
     unsigned long long bits[kAtOnce];
     bool absent;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      bits[i] = (first + i) * 32 + lane < kUnitJobs ? kAbsent : 0;
+      bits[i] = first + i * 32 < kUnitJobs ? kAbsent : 0;
     }
     do {  // every place that is still absent, again
       absent = false;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (bits[i] == kAbsent) {
-          bits[i] = peek(partials + (first + i) * 32 + lane);
+          bits[i] = peek(partials + first + i * 32);
         }
       }
 #pragma unroll
@@ -1203,24 +1255,89 @@ __device__ __forceinline__ Moments group_moments(const unsigned long long* parti
         absent = absent || bits[i] == kAbsent;
       }
     } while (absent);
-    Moments batch = {0.0f, 0.0f, 0.0f};
-    float counts[kAtOnce];
+    __syncwarp();
+    if (first == lane) {
+      near = __shfl_sync(0xffffffffu, as_pair(bits[0]).x, 0);
+    }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int slot = (first + i) * 32 + lane;
-      counts[i] = slot < kUnitJobs ? slot_values(slot) : 0.0f;
-      batch.count += counts[i];
-      batch.mean += counts[i] * as_pair(bits[i]).x;
+      if (first + i * 32 < kUnitJobs) {
+        own.add(slot_values(first + i * 32), as_pair(bits[i]).x - near, 0.0f, as_pair(bits[i]).y);
+      }
     }
-    batch.mean = batch.count > 0.0f ? batch.mean / batch.count : 0.0f;
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const float delta = as_pair(bits[i]).x - batch.mean;
-      batch.m2 += as_pair(bits[i]).y + counts[i] * (delta * delta);
-    }
-    own = first == 0 ? batch : merge(own, batch);
   }
-  return lanes_moments<32>(own, kUnitValues);
+  return lanes_moments<32>(own, near, kUnitValues);
+}
+
+// Makes the statistics of a unit that fall to one of its jobs: groups are dealt out to the first jobs
+// of a unit, which lie in different blocks, from another one on for each unit, and what a block
+// makes it makes before it waits for the others.
+__device__ __forceinline__ void make_statistics(const Job& job, unsigned char* workspace, int N) {
+  const int makers = min(kUnitJobs, static_cast<int>(gridDim.x));
+  const int slot = job.slab * kTiles + job.tile;
+  const int first = job.unit_n % makers * (kUnitGroups % makers) % makers;
+#pragma unroll 1
+  for (int group = slot < makers ? (slot - first + makers) % makers : kUnitGroups;
+       group < kUnitGroups; group += makers) {
+    const float2 all = group_moments(partials_of(workspace, job.unit_n) + group * kUnitJobs);
+    if (threadIdx.x % 32 == 0) {
+      publish(statistics_of(workspace, job.unit_n, N) + group,
+              make_float2(all.x, 1.0f / sqrtf(all.y / kUnitValues + kEps)));
+    }
+  }
+}
+
+// The warp that makes statistics, and from them the norms of each job's channels.
+__device__ __forceinline__ void make_norms(unsigned char* workspace, int jobs, int N,
+                                           unsigned char* smem, const Barriers& barriers) {
+  constexpr int kHeld = (kUnitGroups + 31) / 32;  // groups of a lane
+  const float2* const smem_affine = reinterpret_cast<const float2*>(smem + kAffineAt);
+  const int lane = threadIdx.x % 32;
+  int made = 0;
+#pragma unroll 1
+  for (int index = blockIdx.x; index < jobs; index += gridDim.x) {
+    const Job job = job_at(index, N);
+    if (job.statistics == (kPasses == 2)) {
+      make_statistics(job, workspace, N);
+    }
+    if (job.statistics) {
+      continue;
+    }
+    float2 held[kHeld];  // mean and 1 / deviation of group i * 32 + lane
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      unsigned long long bits = 0;
+      if (i * 32 + lane < kUnitGroups) {
+        do {
+          bits = peek(statistics_of(workspace, job.unit_n, N) + i * 32 + lane);
+        } while (bits == kAbsent);
+      }
+      held[i] = as_pair(bits);
+    }
+    __syncwarp();
+    const int place = made % 2;
+    if (made >= 2) {
+      mbarrier_wait(barriers.norms_empty + place, (made / 2 - 1) % 2);  // (6)
+    }
+    Norm* const norms = reinterpret_cast<Norm*>(smem + kNormsAt) + place * kSlabChannels;
+#pragma unroll
+    for (int first = 0; first < kSlabChannels; first += 32) {
+      const int channel = first + lane, group = kSlabs == 1 ? channel / kGroupChannels : 0;
+      float2 own = {0.0f, 0.0f};
+#pragma unroll
+      for (int i = 0; i < kHeld; ++i) {
+        const float2 other = {__shfl_sync(0xffffffffu, held[i].x, group % 32),
+                              __shfl_sync(0xffffffffu, held[i].y, group % 32)};
+        own = group / 32 == i ? other : own;
+      }
+      if (channel < slab_channels(job.slab)) {
+        const float2 affine = smem_affine[first_channel(job.unit, job.slab) + channel];
+        norms[channel] = {own.x, own.y * affine.x, affine.y, 0.0f};
+      }
+    }
+    mbarrier_arrive_warp(barriers.norms_full + place);  // (5)
+    ++made;
+  }
 }
 
 // A run of neighbouring outputs of one channel: where it lies and how it is normalised.
@@ -1230,115 +1347,111 @@ struct Run {
   // Where runs are aligned to less than 16 bytes, the floats between a line of 128 bytes and the
   // target: a warp starts there, so that all its stores but a run's first and last fill sectors.
   int skip;
-  float mean, scale, shift;
+  Norm norm;
 };
 
-__device__ __forceinline__ Run run_at(int run, int rows, const Job& job, const float2* statistics,
-                                      const float2* affine, const float* tile, float* y_n) {
-  const int channel = kWholeRows ? run : run / rows, row = kWholeRows ? 0 : run % rows;
+__device__ __forceinline__ Run run_at(int run, int rows, const Job& job, const Norm* norms,
+                                      const float* tile, float* y_n) {
+  const int channel = run / rows, row = run % rows;
   const int c = first_channel(job.unit, job.slab) + channel;
-  const float2 pair = statistics[kSlabs == 1 ? channel / kGroupChannels : 0];
   float* const target = y_n + static_cast<OffsetY>(c) * kPlane + (job.p0 + row) * kQ + job.q0;
   const int beyond_line = static_cast<int>(reinterpret_cast<unsigned long long>(target) / 4 % 32);
   return {tile + channel * kPitchChannel + row * kPitchRow, target,
-          kVecY == 4 ? 0 : beyond_line, pair.x, pair.y * affine[c].x, affine[c].y};
+          kVecY == 4 ? 0 : beyond_line, norms[channel]};
 }
 
-// A pair of warps that normalises what one consumer has computed: waits for the unit's statistics,
-// then takes the tile from shared memory to y.
-//
-// The statistics of a unit's groups are made by the pairs that hold its first jobs, one group after
-// another dealt out to as many jobs as lie in different blocks: what a pair makes it makes before
-// it waits for the others.
-__device__ __forceinline__ void normalise_jobs(float* y, unsigned char* workspace, int jobs, int N,
-                                               unsigned char* smem, unsigned long long* tile_full,
-                                               unsigned long long* tile_empty) {
-  const int thread = threadIdx.x % 64, lane = thread % 32, warp = thread / 32;
-  const int consumer = threadIdx.x % 128 / 64;
-  const int makers = min(min(kUnitGroups, kUnitJobs), static_cast<int>(gridDim.x));
-  const float2* const smem_affine = reinterpret_cast<const float2*>(smem + kAffineAt);
-  const float* const tile =
-      reinterpret_cast<const float*>(smem + kTilesAt) + consumer * kTileFloats;
-  int stored = 0;
+// Normalises kRuns runs of `length` floats at once, so that the latencies of one hide behind the
+// others.
+template <int kRuns>
+__device__ __forceinline__ void store_runs(const Run (&runs)[kRuns], int length) {
+  constexpr int kMost = kWholeRows ? kTileH * kQ : kTileW;
+  constexpr int kBefore = kVecY == 4 ? 0 : 31;  // floats between a line and a run
+  constexpr int kVectors = (kMost + kBefore + 32 * kVecY - 1) / (32 * kVecY);
+  constexpr int kAtOnce = kVectors < 16 / kVecY ? kVectors : 16 / kVecY;
+  const int first = threadIdx.x % 32 * kVecY;
 #pragma unroll 1
-  for (int index = blockIdx.x + consumer * gridDim.x; index < jobs;
-       index += kConsumers * gridDim.x) {
-    const Job job = job_at(index, N);
-    unsigned long long* const statistics = statistics_of(workspace, job.unit_n, N);
-    if (job.statistics == (kPasses == 2)) {
-      for (int group = job.slab * kTiles + job.tile + warp * makers;
-           job.slab * kTiles + job.tile < makers && group < kUnitGroups; group += 2 * makers) {
-        const Moments all = group_moments(partials_of(workspace, job.unit_n) + group * kUnitJobs);
-        if (lane == 0) {
-          publish(statistics + group, make_float2(all.mean, reciprocal_deviation(all, kEps)));
+  for (int step = 0; step < length + kBefore; step += kAtOnce * 32 * kVecY) {
+    float v[kRuns][kAtOnce][kVecY];
+#pragma unroll
+    for (int one = 0; one < kRuns; ++one) {
+      const int start = step + first - runs[one].skip;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int offset = start + i * (32 * kVecY);
+        if ((kBefore == 0 || offset >= 0) && offset < length) {
+          load_vector<kVecY>(runs[one].source + start + i * (32 * kVecY), v[one][i]);
         }
       }
     }
+#pragma unroll
+    for (int one = 0; one < kRuns; ++one) {
+      const int start = step + first - runs[one].skip;
+      float* target = runs[one].target + start;
+      settle(target);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int offset = start + i * (32 * kVecY);
+        if ((kBefore == 0 || offset >= 0) && offset < length) {
+#pragma unroll
+          for (int j = 0; j < kVecY; ++j) {
+            float& value = v[one][i][j];
+            value = fmaf(value - runs[one].norm.mean, runs[one].norm.scale, runs[one].norm.shift);
+          }
+          store_vector_streaming<kVecY>(target + i * (32 * kVecY), v[one][i]);
+        }
+      }
+    }
+  }
+}
+
+// The storer-th warp of those that take what the consumers have computed from shared memory to y,
+// normalised.
+__device__ __forceinline__ void store_jobs(float* y, int jobs, int N, unsigned char* smem,
+                                           const Barriers& barriers, int storer) {
+  unsigned parities = 0;  // a bit for each consumer: of its next finished tile
+  int consumer = 0, stored = 0;
+#pragma unroll 1
+  for (int index = blockIdx.x; index < jobs;
+       index += gridDim.x, consumer = (consumer + 1) % kConsumers) {
+    const Job job = job_at(index, N);
     if (job.statistics) {
       continue;
     }
-    // Two places in turn: the other warp may still read the last one until barrier (6).
-    float2* const smem_statistics = reinterpret_cast<float2*>(smem + kStatisticsAt) +
-                                    (2 * consumer + stored % 2) * kUnitGroups;
-    if (thread < kUnitGroups) {
-      unsigned long long bits;
-      do {
-        bits = peek(statistics + thread);
-      } while (bits == kAbsent);
-      smem_statistics[thread] = as_pair(bits);
-    }
-    mbarrier_wait(tile_full, stored++ % 2);  // (3)
-    pair_barrier(1 + kConsumers + consumer);  // (6)
+    const int place = stored % 2;
+    mbarrier_wait(barriers.tile_full + consumer, parities >> consumer & 1);  // (3)
+    mbarrier_wait(barriers.norms_full + place, stored / 2 % 2);              // (5)
+    parities ^= 1u << consumer;
+    ++stored;
 
-    const int rows = min(kTileH, kP - job.p0), columns = min(kTileW, kQ - job.q0);
-    const int runs = slab_channels(job.slab) * (kWholeRows ? 1 : rows);
-    const int length = kWholeRows ? rows * kQ : columns;
+    const int rows = kWholeRows ? 1 : min(kTileH, kP - job.p0);  // runs of a channel
+    const int length = kWholeTiles  ? (kWholeRows ? kTileH * kQ : kTileW)
+                       : kWholeRows ? min(kTileH, kP - job.p0) * kQ
+                                    : min(kTileW, kQ - job.q0);
+    const int runs = slab_channels(job.slab) * rows;
+    const float* const tile =
+        reinterpret_cast<const float*>(smem + kTilesAt) + consumer * kTileFloats;
+    const Norm* const norms = reinterpret_cast<const Norm*>(smem + kNormsAt) + place * kSlabChannels;
     float* const y_n = y + static_cast<long long>(job.n) * kC_out * kPlane;
-    // Two runs at a time, so that the latencies of one hide behind the other.
 #pragma unroll 1
-    for (int run = warp; run < runs; run += 4) {
-      const Run two[2] = {
-          run_at(run, rows, job, smem_statistics, smem_affine, tile, y_n),
-          run_at(min(run + 2, runs - 1), rows, job, smem_statistics, smem_affine, tile, y_n)};
-      const int lengths[2] = {length, run + 2 < runs ? length : 0};
-      constexpr int kMost = kWholeRows ? kTileH * kQ : kTileW;
-      constexpr int kVectors = (kMost + (kVecY == 4 ? 0 : 31) + 32 * kVecY - 1) / (32 * kVecY);
-      constexpr int kAtOnce = kVectors < 16 / kVecY ? kVectors : 16 / kVecY;
-      const int end = length + (kVecY == 4 ? 0 : 31);
-#pragma unroll 1
-      for (int step = lane * kVecY; step < end; step += kAtOnce * 32 * kVecY) {
-        float v[2][kAtOnce][kVecY];
-#pragma unroll
-        for (int i = 0; i < 2 * kAtOnce; ++i) {
-          const int one = i / kAtOnce, offset = step + i % kAtOnce * 32 * kVecY - two[one].skip;
-          if (offset >= 0 && offset < lengths[one]) {
-            load_vector<kVecY>(two[one].source + offset, v[one][i % kAtOnce]);
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < 2 * kAtOnce; ++i) {
-          const int one = i / kAtOnce, offset = step + i % kAtOnce * 32 * kVecY - two[one].skip;
-          if (offset >= 0 && offset < lengths[one]) {
-#pragma unroll
-            for (int j = 0; j < kVecY; ++j) {
-              float& value = v[one][i % kAtOnce][j];
-              value = fmaf(value - two[one].mean, two[one].scale, two[one].shift);
-            }
-            store_vector_streaming<kVecY>(two[one].target + offset, v[one][i % kAtOnce]);
-          }
-        }
+    for (int pair = storer; 2 * pair < runs; pair += kStorers) {
+      const Run one = run_at(2 * pair, rows, job, norms, tile, y_n);
+      if (2 * pair + 1 < runs) {
+        store_runs<2>({one, run_at(2 * pair + 1, rows, job, norms, tile, y_n)}, length);
+      } else {
+        store_runs<1>({one}, length);
       }
     }
-    mbarrier_arrive_warp(tile_empty);  // (4)
+    mbarrier_arrive_warp(barriers.norms_empty + place);     // (6)
+    mbarrier_arrive_lane(barriers.tile_empty + consumer);  // (4)
   }
 }
 
 // A block takes every gridDim.x-th job. All blocks are resident together (a cooperative launch),
 // and each has up to 4 jobs in flight: two with their consumers, two more as finished tiles.
 //
-// Barriers: (1) a chunk is staged, for each consumer; (2) its products are done, the stage is free;
-// (3) a finished tile is in shared memory; (4) it has left, its place is free; (5) the rows'
-// moments of a consumer are complete; (6) the statistics of a pair's unit are in shared memory.
+// Barriers: (1) a part of x is staged, for each consumer; (2) its products are done, its place is
+// free; (3) a finished tile is in shared memory; (4) it has left, its place is free; (5) the norms of
+// its channels are there; (6) they have been used; (7) the sums of a tile's rows are there.
 //
 // Nothing waits forever. A job hands on its moments before it waits for anything that other blocks
 // do, and reaches that point as soon as this block's job 4 before it has been stored. That job
@@ -1354,14 +1467,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) conv8x32_k3_gn8_fused(
     unsigned char* __restrict__ workspace,  // see kScalesAt
     int N) {
   extern __shared__ __align__(128) unsigned char smem[];
-  unsigned long long* const full = reinterpret_cast<unsigned long long*>(smem + kBarriersAt);
-  unsigned long long* const empty = full + kConsumers;
-  unsigned long long* const tile_full = empty + 1;
-  unsigned long long* const tile_empty = tile_full + kConsumers;
+  unsigned long long* const first = reinterpret_cast<unsigned long long*>(smem + kBarriersAt);
+  constexpr int kFull = kConsumers * kSlots, kTileFull = kFull + kSlots;
+  constexpr int kNormsFull = kTileFull + 2 * kConsumers;
+  const Barriers barriers = {first,
+                             first + kFull,
+                             first + kTileFull,
+                             first + kTileFull + kConsumers,
+                             first + kNormsFull,
+                             first + kNormsFull + 2};
   const int warpgroup = threadIdx.x / 128, jobs = kPasses * N * kUnits * kUnitJobs;
 
-  if (threadIdx.x < 3 * kConsumers + 1) {  // each is met warp by warp, by a warpgroup or a pair
-    mbarrier_init(full + threadIdx.x, full + threadIdx.x < tile_empty ? 4 : 2);
+  if (threadIdx.x < kNormsFull + 4) {
+    const int one = threadIdx.x;
+    const bool by_maker = one == kNormsFull || one == kNormsFull + 1;
+    mbarrier_init(first + one, by_maker ? 1 : one < kTileFull + kConsumers ? 4 : kStorers);
   }
   for (int c = threadIdx.x; c < kC_out; c += kThreads) {
     reinterpret_cast<float2*>(smem + kAffineAt)[c] = make_float2(gamma[c], beta[c]);
@@ -1370,7 +1490,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) conv8x32_k3_gn8_fused(
     reinterpret_cast<uint4*>(smem + kWeightsAt)[i] = reinterpret_cast<const uint4*>(workspace)[i];
   }
   // Pixels that no load fills: they only reach columns of products that are not used.
-  for (int i = threadIdx.x; i < kParts * kPartBytes / 16; i += kThreads) {
+  for (int i = threadIdx.x; i < kSlots * kPartBytes / 16; i += kThreads) {
     reinterpret_cast<uint4*>(smem + kXPartsAt)[i] = make_uint4(0, 0, 0, 0);
   }
   fence_before_products();
@@ -1378,17 +1498,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) conv8x32_k3_gn8_fused(
 
   if (warpgroup == kConsumers + 1) {
     give_registers<kLoadRegisters>();
-    load_jobs(x, workspace, jobs, N, smem, full, empty);
+    load_jobs(x, workspace, jobs, N, smem, barriers.full, barriers.empty);
   } else if (warpgroup == kConsumers) {
     give_registers<kNormaliseRegisters>();
-    const int consumer = threadIdx.x % 128 / 64;
-    normalise_jobs(y, workspace, jobs, N, smem, tile_full + consumer, tile_empty + consumer);
+    const int storer = threadIdx.x % 128 / 32;
+    if (storer < kStorers) {
+      store_jobs(y, jobs, N, smem, barriers, storer);
+    } else {
+      make_norms(workspace, jobs, N, smem, barriers);
+    }
   } else {
     take_registers<kMultiplyRegisters>();
-    Moments* const smem_moments = reinterpret_cast<Moments*>(smem + kMomentsAt) + warpgroup * 128;
-    const int channel = (threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) % kChannelsM;
+    const int channel = m_of(threadIdx.x) % kChannelsM;
     Coefficients f[2];
     Affine affine[2];
+    unsigned parities = 0;     // a bit for each place of a part: of this warpgroup's next one there
     int turn = 0, stored = 0;  // jobs of this warpgroup so far, and those of them that store
 #pragma unroll 1
     for (int index = blockIdx.x + warpgroup * gridDim.x; index < jobs;
@@ -1404,17 +1528,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) conv8x32_k3_gn8_fused(
         }
       }
       if constexpr (kPasses == 1) {
-        multiply_job<true, true>(job, turn, turn, f, affine, smem, full + warpgroup, empty,
-                                 tile_empty + warpgroup, smem_moments, warpgroup, workspace);
+        multiply_job<true, true>(index, N, turn, turn, parities, f, affine, smem, barriers,
+                                 warpgroup, workspace);
       } else if (job.statistics) {
-        multiply_job<true, false>(job, turn, 0, f, affine, smem, full + warpgroup, empty,
-                                  tile_empty + warpgroup, smem_moments, warpgroup, workspace);
-        continue;
+        multiply_job<true, false>(index, N, turn, 0, parities, f, affine, smem, barriers,
+                                  warpgroup, workspace);
       } else {
-        multiply_job<false, true>(job, turn, stored++, f, affine, smem, full + warpgroup, empty,
-                                  tile_empty + warpgroup, smem_moments, warpgroup, workspace);
+        multiply_job<false, true>(index, N, turn, stored++, parities, f, affine, smem, barriers,
+                                  warpgroup, workspace);
       }
-      mbarrier_arrive_warp(tile_full + warpgroup);  // (3)
     }
   }
 }
