@@ -39,13 +39,14 @@ def variant(path: str, strategy: str) -> kgen.Spec:
 
 
 def pairs(paths: list[str]) -> list[tuple[str, str]]:
-    """Specs and the strategies that fit them."""
-    return [
-        (path, strategy)
-        for path in paths
-        for strategy in STRATEGIES
-        if not check(variant(path, strategy))
-    ]
+    """Specs and the strategies that fit them, a block that several specs share only once."""
+    found: dict[kgen.Spec, tuple[str, str]] = {}
+    for path in paths:
+        for strategy in STRATEGIES:
+            spec = variant(path, strategy)
+            if not check(spec):
+                found.setdefault(spec.model_copy(update={"name": "block"}), (path, strategy))
+    return list(found.values())
 
 
 def kernel_digest(spec: kgen.Spec) -> str:

@@ -118,7 +118,7 @@ def clock_reads() -> Change:
             _mark("2", "1", 4, "storer == 0"),
         ),
         here(
-            "    mbarrier_arrive_warp(barriers.norms_empty + place);     // (6)\n",
+            "    mbarrier_arrive_warp(barriers.norms_empty + place);    // (6)\n",
             _mark("2", "2", 4, "storer == 0"),
         ),
         (

@@ -231,8 +231,8 @@ constexpr bool kResident = true;  // whether all weights stay in shared memory
 constexpr int kScalesAt = kImageChunks * kChunkWeights;
 constexpr int kPartialsAt = kScalesAt + (4 * kC_out + 15) / 16 * 16;
 
-// Warpgroups of a block: kConsumers multiply, in turn; of the next, kStorers warps normalise and store
-// and one makes statistics; the last loads.
+// Warpgroups of a block: kConsumers multiply, in turn; of the next, kStorers warps normalise and
+// store, and one makes statistics; the last loads.
 constexpr int kConsumers = 2, kStorers = 3, kThreads = (kConsumers + 2) * 128;
 // Registers of their threads where they may differ; 0 where all keep what the launch gives them.
 constexpr int kMultiplyRegisters = 168, kNormaliseRegisters = 72, kLoadRegisters = 104;
@@ -295,6 +295,64 @@ __device__ __forceinline__ void store_vector(float* address, const float (&value
   } else {
     *address = value[0];
   }
+}
+
+// Mean and centred sum of squares of a set of values, merged without cancellation.
+//
+// Two sets combine by Chan, Golub and LeVeque (1983), "Algorithms for Computing the Sample
+// Variance", eq. 2.1. Every merge below happens in a fixed order, so equal inputs give equal bits.
+
+struct Moments {
+  float count;  // number of values
+  float mean;
+  float m2;  // sum of (value - mean)^2
+};
+
+__device__ __forceinline__ Moments merge(const Moments& a, const Moments& b) {
+  const float count = a.count + b.count;
+  const float share_b = count > 0.0f ? b.count / count : 0.0f;
+  const float delta = b.mean - a.mean;
+  return {count, a.mean + delta * share_b, a.m2 + b.m2 + delta * delta * (a.count * share_b)};
+}
+
+// Sum over a warp; every lane gets the same bits.
+__device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, offset);
+  }
+  return value;
+}
+
+// Merges the moments of a block's threads; every thread gets the result.
+//
+// Lanes merge downwards within their warp, then every thread merges the warps in order.
+// smem_moments: one entry a warp. The barrier makes the entries visible; the caller must not
+// write them again without another.
+template <int kBlockThreads>
+__device__ __forceinline__ Moments block_merge(Moments moments, Moments* smem_moments) {
+  static_assert(kBlockThreads % 32 == 0, "a block consists of whole warps");
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    const Moments other = {__shfl_down_sync(0xffffffffu, moments.count, offset),
+                           __shfl_down_sync(0xffffffffu, moments.mean, offset),
+                           __shfl_down_sync(0xffffffffu, moments.m2, offset)};
+    moments = merge(moments, other);
+  }
+  if (threadIdx.x % 32 == 0) {
+    smem_moments[threadIdx.x / 32] = moments;
+  }
+  __syncthreads();
+  moments = smem_moments[0];
+  for (int warp = 1; warp < kBlockThreads / 32; ++warp) {
+    moments = merge(moments, smem_moments[warp]);
+  }
+  return moments;
+}
+
+// 1 / sqrt(biased variance + eps), as torch.nn.GroupNorm defines it.
+__device__ __forceinline__ float reciprocal_deviation(const Moments& moments, float eps) {
+  return 1.0f / sqrtf(moments.m2 / moments.count + eps);
 }
 
 // Barriers in shared memory (PTX ISA, "mbarrier"): a phase ends when `count` arrivals have come;
@@ -538,8 +596,8 @@ __device__ __forceinline__ void warpgroup_product(float (&d)[kN / 2], unsigned l
       : "l"(a), "l"(b), "r"(static_cast<int>(first)));
 }
 
-// Starts the t-th product of a tile, as far as it takes `part` of x, which lies at `x_part`; weights
-// [kSets] sets at `w`; `first` whether they begin the sum. The registers are in use until
+// Starts the t-th product of a tile, as far as it takes `part` of x, which lies at `x_part`;
+// weights [kSets] sets at `w`; `first` whether they begin the sum. The registers are in use until
 // products_wait.
 template <int part>
 __device__ __forceinline__ void start_product(float (&acc)[kN / 2], int t, unsigned w,
@@ -609,8 +667,8 @@ __device__ __forceinline__ void take_registers() {}
 // Every lane's reads of shared memory are done.
 __device__ __forceinline__ void products_wait(int) { __syncwarp(); }
 
-// The t-th product of a tile, as far as it takes `part` of x, which lies at `x_part`; weights [kSets]
-// sets at `w`; `first` whether they begin the sum.
+// The t-th product of a tile, as far as it takes `part` of x, which lies at `x_part`; weights
+// [kSets] sets at `w`; `first` whether they begin the sum.
 template <int part>
 __device__ __forceinline__ void start_product(float (&acc)[kN / 2], int t, unsigned w,
                                               unsigned x_part, bool first) {
@@ -639,7 +697,7 @@ __device__ __forceinline__ void start_product(float (&acc)[kN / 2], int t, unsig
 
 // Barriers in shared memory, each met warp by warp.
 struct Barriers {
-  unsigned long long *full, *empty;            // [kConsumers][kSlots], [kSlots]
+  unsigned long long *full, *empty;              // [kConsumers][kSlots], [kSlots]
   unsigned long long *tile_full, *tile_empty;    // [kConsumers] each
   unsigned long long *norms_full, *norms_empty;  // [2] each
 };
@@ -707,9 +765,9 @@ __device__ __forceinline__ float lanes_sum(float value) {
   return value;
 }
 
-// What a thread that multiplies leaves of a row: sums of the distances from the row's first value.
-// That value is one of the n summed, so its distance from their mean is at most sqrt(n - 1)
-// deviations, and the squares about it lose at most a factor n of their precision; n is at most 256.
+// What the threads that multiply leave of a row: sums of the distances from the row's first value.
+// That value is one of the n summed, at most 256, so its distance from their mean is at most
+// sqrt(n - 1) deviations, and the squares about it lose at most a factor n of their precision.
 struct RowSums {
   float pivot, sum, squares;
 };
@@ -978,18 +1036,16 @@ __device__ __forceinline__ void load_jobs(const float* x, const unsigned char* w
             wait_for_slot(empty, sequence, order);
           }
           store_pixels(parts[2 - kParts + order], batch, smem + kXPartsAt + slot * kPartBytes);
-          if (batch + 1 == kBatches) {
-            fence_before_products();
-            mbarrier_arrive_warp(full + consumer * kSlots + slot);  // (1)
-          }
         }
       }
+      fence_before_products();
+      mbarrier_arrive_warp(full + consumer * kSlots + slot_of(sequence, kParts - 1));  // (1)
     }
   }
 }
 
-// The chain on a thread's accumulators, a product at a time as they become ready, and the sums of its
-// two rows of each product, together with the lanes that share them.
+// The chain on a thread's accumulators, a product at a time as they become ready, and the sums of
+// its two rows of each product, together with the lanes that share them.
 //
 // zero: 0, unknown to the compiler. kMoments: whether they are wanted. kMasked: whether some rows
 // or columns of the tile lie outside the output.
@@ -1022,7 +1078,8 @@ __device__ __forceinline__ void chain_and_sums(float (&acc)[kBlocks][kN / 2],
         if (i % 4 == 3 || i + 1 == kN / 8) {
           // Ties the values after the next to these: the compiler would otherwise work on all of
           // them at once and run out of registers.
-          slope[half] = __int_as_float(__float_as_int(slope[half]) ^ (__float_as_int(last[half]) & zero));
+          const int tie = __float_as_int(last[half]) & zero;
+          slope[half] = __int_as_float(__float_as_int(slope[half]) ^ tie);
           last[half] = w;
         }
         if constexpr (!kMoments) {
@@ -1039,18 +1096,18 @@ __device__ __forceinline__ void chain_and_sums(float (&acc)[kBlocks][kN / 2],
       }
     }
   }
-  if constexpr (!kMoments) {
-    return;
-  }
+  if constexpr (kMoments) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    sums[half] = {pivot[half], lanes_sum<4>(sum[half]), lanes_sum<4>(squares[half])};
+    for (int half = 0; half < 2; ++half) {
+      sums[half] = {pivot[half], lanes_sum<4>(sum[half]), lanes_sum<4>(squares[half])};
+    }
   }
 }
 
-// Sums over several sets of values, of their distances from one value near all their means. Sets are
-// added without a division, and without cancellation as long as that value is the mean of one of
-// them: with n of N values there it lies at most sqrt(N / n) deviations from the mean of all.
+// Sums over several sets of values, of their distances from one value near all their means. Sets
+// are added without a division. That value is the mean of one of them: if n of N values are there,
+// it lies at most sqrt(N / n) deviations from the mean of all, and the squares about it lose at most
+// a factor 1 + N / n of their precision.
 struct Shifted {
   float sum, squares;
 
@@ -1072,8 +1129,8 @@ __device__ __forceinline__ float2 lanes_moments(const Shifted& own, float near, 
   return make_float2(near + away, squares - sum * away);
 }
 
-// Hands on the moments of a job's groups, kGroupLanes lanes of the warpgroup a group, before its tile
-// is: all blocks wait for them.
+// Hands on the moments of a job's groups, kGroupLanes lanes of the warpgroup a group, before its
+// tile: all blocks wait for them.
 __device__ __forceinline__ void publish_moments(const Job& job, const RowSums* smem_sums,
                                                 int thread, unsigned char* workspace) {
   const int group = thread / kGroupLanes, slot = job.slab * kTiles + job.tile;
@@ -1105,57 +1162,20 @@ __device__ __forceinline__ int m_of(int thread) { return thread % 128 / 32 * 16 
 
 __device__ __forceinline__ int row_of(int thread) { return m_of(thread) / kChannelsM; }
 
-// One job of a warpgroup that multiplies. kMoments: whether it takes statistics; kStores: whether
-// its values are wanted. turn: jobs of this warpgroup so far; stored: those of them that stored.
+// What a warpgroup does with a job's products. kMoments: whether it takes statistics; kStores:
+// whether its values are wanted. slot: where the last part of x lies. summed, stored: jobs of this
+// warpgroup before that took statistics and that stored.
 //
 // A warp owns 16 rows of each product, which are 16 channels of one output row; a thread owns two
 // of them, 8 apart, and two neighbouring pixels of every eight.
 template <bool kMoments, bool kStores>
-__device__ __forceinline__ void multiply_job(int index, int N, int turn, int stored,
-                                             unsigned& parities, const Coefficients (&f)[2],
-                                             const Affine (&affine)[2], unsigned char* smem,
-                                             const Barriers& barriers, int consumer,
-                                             unsigned char* workspace) {
+__device__ __forceinline__ void finish_job(float (&acc)[kBlocks][kN / 2], int index, int N,
+                                           int slot, int summed, int stored,
+                                           const Coefficients (&f)[2],
+                                           const Affine (&affine)[2], unsigned char* smem,
+                                           const Barriers& barriers, int consumer,
+                                           unsigned char* workspace) {
   Job job = job_at(index, N);
-  unsigned long long* const full = barriers.full + consumer * kSlots;
-  float acc[kBlocks][kN / 2];
-  int sequence = (kConsumers * turn + consumer) * (kChunks * kParts), slot = 0;
-#pragma unroll 1
-  for (int chunk = 0; chunk < kChunks; ++chunk, sequence += kParts) {
-    const int image = kResident ? ((job.unit * kSlabs + job.slab) * kChunks + chunk) : 0;
-    const unsigned w = smem_address(smem + kWeightsAt) + image * kChunkWeights;
-    const int low = same_in_warp(slot_of(sequence, 0));
-    mbarrier_wait(full + low, parities >> low & 1);  // (1)
-    parities ^= 1u << low;
-    if constexpr (kParts == 2) {
-      slot = same_in_warp(slot_of(sequence, 1));
-      mbarrier_wait(full + slot, parities >> slot & 1);  // (1)
-      parities ^= 1u << slot;
-    } else {
-      slot = low;
-    }
-    const unsigned x_parts = smem_address(smem + kXPartsAt);
-    products_begin();
-    if constexpr (kParts == 2) {
-#pragma unroll
-      for (int t = 0; t < kBlocks; ++t) {
-        start_product<1>(acc[t], t, w, x_parts + low * kPartBytes, chunk == 0);
-      }
-    }
-#pragma unroll
-    for (int t = 0; t < kBlocks; ++t) {
-      start_product<0>(acc[t], t, w, x_parts + slot * kPartBytes, chunk == 0);
-      if (kParts == 2 && t == 0) {
-        products_wait(1);
-        mbarrier_arrive_lane(barriers.empty + low);  // (2)
-      }
-    }
-    if (chunk + 1 < kChunks) {
-      products_wait(0);
-      mbarrier_arrive_lane(barriers.empty + slot);  // (2)
-    }
-  }
-
   // Output rows of this thread inside the output, one a row step, and columns of the tile.
   const int rows = (min(kTileH, kP - job.p0) - row_of(threadIdx.x) + kRowsM - 1) / kRowsM;
   const int columns = min(kTileW, kQ - job.q0);
@@ -1178,7 +1198,7 @@ __device__ __forceinline__ void multiply_job(int index, int N, int turn, int sto
     // Two places in turn: a warp may still read the last job's. Those of the job before that have
     // been read, since every warp has then met barrier (7) of the last job.
     RowSums* const smem_sums =
-        reinterpret_cast<RowSums*>(smem + kSumsAt) + (2 * consumer + turn % 2) * 64;
+        reinterpret_cast<RowSums*>(smem + kSumsAt) + (2 * consumer + summed % 2) * 64;
     if (lane % 4 == 0) {
       smem_sums[m] = sums[0];
       smem_sums[m + 8] = sums[1];
@@ -1221,19 +1241,71 @@ __device__ __forceinline__ void multiply_job(int index, int N, int turn, int sto
   }
 }
 
-// How a channel of a tile is normalised: (v - mean) * scale + shift.
+// One job of a warpgroup that multiplies. turn: jobs of this warpgroup before; stored: those of
+// them that stored.
+__device__ __forceinline__ void multiply_job(const Job& job, int index, int N, int turn, int stored,
+                                             unsigned& parities, const Coefficients (&f)[2],
+                                             const Affine (&affine)[2], unsigned char* smem,
+                                             const Barriers& barriers, int consumer,
+                                             unsigned char* workspace) {
+  unsigned long long* const full = barriers.full + consumer * kSlots;
+  float acc[kBlocks][kN / 2];
+  int sequence = (kConsumers * turn + consumer) * (kChunks * kParts), slot = 0;
+#pragma unroll 1
+  for (int chunk = 0; chunk < kChunks; ++chunk, sequence += kParts) {
+    const int image = kResident ? ((job.unit * kSlabs + job.slab) * kChunks + chunk) : 0;
+    const unsigned w = smem_address(smem + kWeightsAt) + image * kChunkWeights;
+    const int low = same_in_warp(slot_of(sequence, 0));
+    slot = same_in_warp(slot_of(sequence, kParts - 1));
+    mbarrier_wait(full + slot, parities >> slot & 1);  // (1)
+    parities ^= 1u << slot;
+    const unsigned x_parts = smem_address(smem + kXPartsAt);
+    products_begin();
+    if constexpr (kParts == 2) {
+#pragma unroll
+      for (int t = 0; t < kBlocks; ++t) {
+        start_product<1>(acc[t], t, w, x_parts + low * kPartBytes, chunk == 0);
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kBlocks; ++t) {
+      start_product<0>(acc[t], t, w, x_parts + slot * kPartBytes, chunk == 0);
+      if (kParts == 2 && t == 0) {
+        products_wait(1);
+        mbarrier_arrive_lane(barriers.empty + low);  // (2)
+      }
+    }
+    if (chunk + 1 < kChunks) {
+      products_wait(0);
+      mbarrier_arrive_lane(barriers.empty + slot);  // (2)
+    }
+  }
+
+  if constexpr (kPasses == 1) {
+    finish_job<true, true>(acc, index, N, slot, turn, turn, f, affine, smem, barriers, consumer,
+                           workspace);
+  } else if (job.statistics) {
+    finish_job<true, false>(acc, index, N, slot, turn - stored, 0, f, affine, smem, barriers,
+                            consumer, workspace);
+  } else {
+    finish_job<false, true>(acc, index, N, slot, 0, stored, f, affine, smem, barriers, consumer,
+                            workspace);
+  }
+}
+
+// How a channel of a tile is normalised: (v - mean) * scale + shift. 16 bytes, for one load.
 struct Norm {
   float mean, scale, shift, unused;
 };
 
-// The moments of one group from the partial moments of all its jobs, as they arrive, by a warp, in a
-// fixed order.
-__device__ __forceinline__ float2 group_moments(const unsigned long long* partials) {
+// The moments of one group from the partial moments of all its jobs, as they arrive, by a warp, in
+// a fixed order: batches of neighbouring slots, then batch after batch.
+__device__ __forceinline__ Moments group_moments(const unsigned long long* partials) {
   constexpr int kPlaces = (kUnitJobs + 31) / 32;  // of a lane
   constexpr int kAtOnce = kPlaces < 4 ? kPlaces : 4;
+  constexpr bool kOneBatch = kPlaces == kAtOnce;
   const int lane = threadIdx.x % 32;
-  float near = 0.0f;  // the mean of the first slot
-  Shifted own = {0.0f, 0.0f};
+  Moments all = {0.0f, 0.0f, 0.0f};
 #pragma unroll 1
   for (int first = lane; first < kPlaces * 32; first += kAtOnce * 32) {
     unsigned long long bits[kAtOnce];
@@ -1256,21 +1328,27 @@ __device__ __forceinline__ float2 group_moments(const unsigned long long* partia
       }
     } while (absent);
     __syncwarp();
-    if (first == lane) {
-      near = __shfl_sync(0xffffffffu, as_pair(bits[0]).x, 0);
-    }
+    const float near = __shfl_sync(0xffffffffu, as_pair(bits[0]).x, 0);
+    Shifted own = {0.0f, 0.0f};
+    float count = 0.0f;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (first + i * 32 < kUnitJobs) {
-        own.add(slot_values(first + i * 32), as_pair(bits[i]).x - near, 0.0f, as_pair(bits[i]).y);
+        const float values = slot_values(first + i * 32);
+        count += values;
+        own.add(values, as_pair(bits[i]).x - near, 0.0f, as_pair(bits[i]).y);
       }
     }
+    count = kOneBatch ? kUnitValues : lanes_sum<32>(count);
+    const float2 batch = lanes_moments<32>(own, near, count);
+    const Moments moments = {count, batch.x, batch.y};
+    all = kOneBatch ? moments : merge(all, moments);
   }
-  return lanes_moments<32>(own, near, kUnitValues);
+  return all;
 }
 
-// Makes the statistics of a unit that fall to one of its jobs: groups are dealt out to the first jobs
-// of a unit, which lie in different blocks, from another one on for each unit, and what a block
+// Makes the statistics of a unit that fall to one of its jobs: groups are dealt out to the first
+// jobs of a unit, which lie in different blocks, from another one on for each unit. What a block
 // makes it makes before it waits for the others.
 __device__ __forceinline__ void make_statistics(const Job& job, unsigned char* workspace, int N) {
   const int makers = min(kUnitJobs, static_cast<int>(gridDim.x));
@@ -1279,10 +1357,10 @@ __device__ __forceinline__ void make_statistics(const Job& job, unsigned char* w
 #pragma unroll 1
   for (int group = slot < makers ? (slot - first + makers) % makers : kUnitGroups;
        group < kUnitGroups; group += makers) {
-    const float2 all = group_moments(partials_of(workspace, job.unit_n) + group * kUnitJobs);
+    const Moments all = group_moments(partials_of(workspace, job.unit_n) + group * kUnitJobs);
     if (threadIdx.x % 32 == 0) {
       publish(statistics_of(workspace, job.unit_n, N) + group,
-              make_float2(all.x, 1.0f / sqrtf(all.y / kUnitValues + kEps)));
+              make_float2(all.mean, reciprocal_deviation(all, kEps)));
     }
   }
 }
@@ -1430,7 +1508,8 @@ __device__ __forceinline__ void store_jobs(float* y, int jobs, int N, unsigned c
     const int runs = slab_channels(job.slab) * rows;
     const float* const tile =
         reinterpret_cast<const float*>(smem + kTilesAt) + consumer * kTileFloats;
-    const Norm* const norms = reinterpret_cast<const Norm*>(smem + kNormsAt) + place * kSlabChannels;
+    const Norm* const norms =
+        reinterpret_cast<const Norm*>(smem + kNormsAt) + place * kSlabChannels;
     float* const y_n = y + static_cast<long long>(job.n) * kC_out * kPlane;
 #pragma unroll 1
     for (int pair = storer; 2 * pair < runs; pair += kStorers) {
@@ -1441,7 +1520,7 @@ __device__ __forceinline__ void store_jobs(float* y, int jobs, int N, unsigned c
         store_runs<1>({one}, length);
       }
     }
-    mbarrier_arrive_warp(barriers.norms_empty + place);     // (6)
+    mbarrier_arrive_warp(barriers.norms_empty + place);    // (6)
     mbarrier_arrive_lane(barriers.tile_empty + consumer);  // (4)
   }
 }
@@ -1449,9 +1528,10 @@ __device__ __forceinline__ void store_jobs(float* y, int jobs, int N, unsigned c
 // A block takes every gridDim.x-th job. All blocks are resident together (a cooperative launch),
 // and each has up to 4 jobs in flight: two with their consumers, two more as finished tiles.
 //
-// Barriers: (1) a part of x is staged, for each consumer; (2) its products are done, its place is
-// free; (3) a finished tile is in shared memory; (4) it has left, its place is free; (5) the norms of
-// its channels are there; (6) they have been used; (7) the sums of a tile's rows are there.
+// Barriers: (1) a chunk of x is staged, one for each consumer and place of its last part; (2) the
+// products with a part are done, its place is free; (3) a finished tile is in shared memory; (4) it
+// has left, its place is free; (5) the norms of its channels are there; (6) they have been used;
+// (7) the sums of a tile's rows are there.
 //
 // Nothing waits forever. A job hands on its moments before it waits for anything that other blocks
 // do, and reaches that point as soon as this block's job 4 before it has been stored. That job
@@ -1527,16 +1607,9 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) conv8x32_k3_gn8_fused(
               affine_of(f[half], reinterpret_cast<const float*>(workspace + kScalesAt)[c]);
         }
       }
-      if constexpr (kPasses == 1) {
-        multiply_job<true, true>(index, N, turn, turn, parities, f, affine, smem, barriers,
-                                 warpgroup, workspace);
-      } else if (job.statistics) {
-        multiply_job<true, false>(index, N, turn, 0, parities, f, affine, smem, barriers,
-                                  warpgroup, workspace);
-      } else {
-        multiply_job<false, true>(index, N, turn, stored++, parities, f, affine, smem, barriers,
-                                  warpgroup, workspace);
-      }
+      multiply_job(job, index, N, turn, stored, parities, f, affine, smem, barriers, warpgroup,
+                   workspace);
+      stored += !job.statistics;
     }
   }
 }
