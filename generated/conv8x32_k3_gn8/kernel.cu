@@ -1521,7 +1521,7 @@ __device__ __forceinline__ void store_jobs(float* y, int jobs, int N, unsigned c
       }
     }
     mbarrier_arrive_warp(barriers.norms_empty + place);    // (6)
-    mbarrier_arrive_lane(barriers.tile_empty + consumer);  // (4)
+    mbarrier_arrive_warp(barriers.tile_empty + consumer);  // (4)
   }
 }
 
