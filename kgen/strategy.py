@@ -24,9 +24,9 @@ LIBRARY_SHARE = 1 / 3
 LAUNCH_SECONDS = 3e-6  # that a kernel takes however little it does
 HYBRID_THREADS = 512
 EXPOSED_CLOCKS = 10000  # from a unit's last products to its last store
-# Time of a job over what its slowest part alone would take: 1.3 to 2.4 where it was measured, see
+# Time of a job over what its slowest part alone would take: 1.1 to 2.6 where it was measured, see
 # benchmarks/NOTES.md.
-OVERLAP_LOSS = 1.6
+OVERLAP_LOSS = 1.4
 FILL_CLOCKS = 15000  # of the fused kernel before its first and after its last job
 HYBRID_VALUES = 32  # values a thread of the hybrid kernel reads before it merges their moments
 
