@@ -17,6 +17,7 @@ from typing import NoReturn
 import click
 
 from kgen.arch import ARCHS
+from kgen.bench.command import bench_command
 from kgen.build import build as build_package
 from kgen.build import normalise_arch
 from kgen.cache import cache_entries, is_stale, remove_entry
@@ -330,6 +331,9 @@ def cache_gc(days: float, dry_run: bool) -> None:
             remove_entry(one.path)
     verb = "would remove" if dry_run else "removed"
     click.echo(f"{verb} {len(old)} entries, {sum(one.size for one in old):,} bytes from {root}")
+
+
+cli.add_command(bench_command)
 
 
 if __name__ == "__main__":

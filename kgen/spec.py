@@ -323,6 +323,20 @@ class Spec(_Model):
         """Plain JSON values, defaults filled in; the same for every way of writing the spec."""
         return self.model_dump(mode="json")
 
+    def to_mapping(self) -> dict[str, Any]:
+        """What a spec file would hold, as plain JSON values: `load_spec` of it is an equal spec."""
+        found = self.canonical()
+        chain: list[Any] = []
+        for step in self.pointwise:
+            chain.append(step.op if step.parameter is None else {step.op: step.parameter})
+        norm = {"num_groups": self.norm.num_groups, "eps": self.norm.eps}
+        schedule = {key: one for key, one in found["schedule"].items() if one is not None}
+        return {
+            **found,
+            "chain": [*chain, {"group_norm": norm}],
+            "schedule": schedule,
+        }
+
     def hash(self) -> str:
         """16 hex digits that identify the spec's content; independent of file and comments."""
         text = json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,122 @@
+"""Under which circumstances a benchmark ran, and what may have disturbed it."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kgen.bench.record import Context
+from kgen.compiler import nvrtc_version
+from kgen.version import __version__
+
+Query = Callable[[Sequence[str]], str]
+
+CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw")
+# Bits of NVML's nvmlClocksEventReasons that slow a GPU down; the others only describe its state.
+SLOWED_BY = {
+    0x4: "the power cap",
+    0x8: "a hardware slowdown",
+    0x20: "software thermal limits",
+    0x40: "hardware thermal limits",
+    0x80: "a power brake",
+}
+
+
+def nvidia_smi(arguments: Sequence[str]) -> str:
+    """Output of nvidia-smi, empty where it is missing or fails."""
+    command = ["nvidia-smi", *arguments, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _identity(device: int) -> list[str]:
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return ["-i", uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"]
+
+
+def clocks(which: Sequence[str], query: Query = nvidia_smi) -> dict[str, float]:
+    """MHz, degrees and watts by the names in CLOCKS; empty where they cannot be read."""
+    found: dict[str, float] = {}
+    fields = query([*which, f"--query-gpu={','.join(CLOCKS)}"]).split(",")
+    for name, text in zip(CLOCKS, fields, strict=False):
+        try:
+            found[name] = float(text)
+        except ValueError:
+            continue
+    return found
+
+
+def slowed_by(which: Sequence[str], query: Query = nvidia_smi) -> list[str]:
+    """What holds the clocks down at this moment."""
+    for key in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):
+        text = query([*which, f"--query-gpu={key}"])
+        try:
+            bits = int(text, 16)
+        except ValueError:
+            continue
+        return [reason for bit, reason in SLOWED_BY.items() if bits & bit]
+    return []
+
+
+def other_processes(which: Sequence[str], query: Query = nvidia_smi) -> list[str]:
+    """Other processes with memory on the GPU, `pid name` each."""
+    lines = query([*which, "--query-compute-apps=pid,process_name"]).splitlines()
+    pairs = [line.split(",", 1) for line in lines if "," in line]
+    return [
+        f"{pid.strip()} {name.strip()}" for pid, name in pairs if pid.strip() != str(os.getpid())
+    ]
+
+
+class Circumstances:
+    """What is looked at before a run, and again while the GPU is still warm from it."""
+
+    def __init__(self, device: int = 0, query: Query = nvidia_smi) -> None:
+        self.device, self.query = device, query
+        self.which = _identity(device)
+        self.before = clocks(self.which, query)
+        self.others = set(other_processes(self.which, query))
+        self.warnings: list[str] = []
+        if not self.before:
+            self.warnings.append("nvidia-smi gave no clocks: a throttled GPU would go unnoticed")
+
+    def finish(self, command: Sequence[str]) -> Context:
+        """The context of the record. command: the arguments that repeat the run."""
+        properties = torch.cuda.get_device_properties(self.device)
+        after = clocks(self.which, self.query)
+        others = self.others | set(other_processes(self.which, self.query))
+        warnings = [
+            *self.warnings,
+            *(f"another process was on the GPU: {one}" for one in sorted(others)),
+            *(f"the clocks were held down by {one}" for one in slowed_by(self.which, self.query)),
+        ]
+        driver = self.query([*self.which, "--query-gpu=driver_version"]) or "unknown"
+        return Context(
+            gpu=properties.name,
+            driver=driver,
+            sms=properties.multi_processor_count,
+            torch=torch.__version__,
+            cuda=torch.version.cuda or "none",
+            cudnn=torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+            nvrtc=nvrtc_version(),
+            kgen=__version__,
+            python=sys.version.split()[0],
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            command=" ".join(command),
+            flags={
+                "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
+                "cuda.matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
+                "cudnn.benchmark": torch.backends.cudnn.benchmark,
+                "cudnn.deterministic": torch.backends.cudnn.deterministic,
+            },
+            clocks_before=self.before,
+            clocks_after=after,
+            warnings=tuple(warnings),
+        )

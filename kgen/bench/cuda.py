@@ -1,0 +1,77 @@
+"""Times on a CUDA device: events, flushed caches, graphs, and what a call costs the host."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+FLUSH_L2S = 4  # what flushes L2 is this many times its size
+HOST_CALLS = 50
+
+
+class CudaTimer:
+    """CUDA events on the current stream of one device."""
+
+    def __init__(self, device: str | torch.device = "cuda") -> None:
+        self.device = torch.device(device)
+        l2 = torch.cuda.get_device_properties(self.device).L2_cache_size
+        self._scratch = torch.empty(FLUSH_L2S * l2 // 4 + 1, device=self.device)
+
+    def flush(self) -> None:
+        """Fill L2 with lines that no row uses."""
+        self._scratch.zero_()
+
+    def time(self, call: Callable[[], object]) -> float:
+        """Milliseconds between an event before and one after the call, which has ended."""
+        with torch.cuda.device(self.device):
+            start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            return float(start.elapsed_time(end))
+
+
+def graphed(call: Callable[[], object]) -> Callable[[], None]:
+    """The call as a CUDA graph: what its replay takes is the device's time alone."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()  # modules are loaded and autotuned before the capture
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call()  # lives in the graph's pool
+    replay = graph.replay
+
+    def run() -> None:
+        replay()
+        _ = kept
+
+    return run
+
+
+def host_microseconds(call: Callable[[], object]) -> float:
+    """Microseconds that a call keeps the host busy, median; the device lags behind meanwhile."""
+    times = []
+    for _ in range(HOST_CALLS):
+        torch.cuda.synchronize()  # an empty queue, so that no call waits for room in it
+        start = time.perf_counter()
+        call()
+        times.append(1e6 * (time.perf_counter() - start))
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def first_call_ms(call: Callable[[], object]) -> float:
+    """Milliseconds of a call until its output is there."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start)
