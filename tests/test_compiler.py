@@ -74,7 +74,7 @@ def test_shipped_specs_compile_without_spills_or_warnings(path, arch, monkeypatc
         assert kernel.registers > 0
         assert (kernel.kernel, kernel.spill_stores, kernel.spill_loads) == (kernel.kernel, 0, 0)
     (log,) = logs
-    assert not re.search(r"warning|error", log, re.IGNORECASE), log
+    assert not re.search(r"warning|error|\(C75", log, re.IGNORECASE), log  # C75: wgmma serialised
 
 
 @pytest.mark.nvrtc

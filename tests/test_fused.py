@@ -10,8 +10,9 @@ from helpers import ROOT, flagship, issues_of, only_issue, spec_of, variant
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from kgen import compiler
 from kgen.arch import ARCHS
-from kgen.compiler import compile_source
+from kgen.compiler import compile_source, parse_resources
 from kgen.emit import render
 from kgen.errors import SpecError
 from kgen.fused import (
@@ -373,9 +374,15 @@ TOO_LARGE = ("flagship", "sm_86", "single_pass")  # the next test is about it
     ("name", "target", "strategy"),
     [one for one in itertools.product(DEFAULTS, ARCHS, FUSED) if one != TOO_LARGE],
 )
-def test_default_schedules_compile_without_spills(name, target, strategy):
+def test_default_schedules_compile_without_spills(name, target, strategy, monkeypatch):
+    logs = []
+    monkeypatch.setattr(
+        compiler, "parse_resources", lambda log: logs.append(log) or parse_resources(log)
+    )
     values = {**DEFAULTS[name], "schedule": {"strategy": strategy}, "targets": [target]}
-    built = compile_source(render(load_spec(values))["kernel.cu"], target)
+    built = compile_source(render(load_spec(values))["kernel.cu"], target, use_cache=False)
+    (log,) = logs
+    assert "(C75" not in log, log  # wgmma serialised, or setmaxnreg ignored
     assert len(built.resources) == 2
     for kernel in built.resources:
         assert (kernel.kernel, kernel.spill_stores, kernel.spill_loads) == (kernel.kernel, 0, 0)

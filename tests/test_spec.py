@@ -580,3 +580,12 @@ def test_with_strategy_leaves_the_knobs_to_the_plan():
     assert other.hash() == spec_of(schedule={"strategy": "hybrid"}).hash()
     with pytest.raises(ValueError, match="winograd"):
         spec.with_strategy("winograd")
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_the_mapping_of_a_spec_loads_as_the_same_spec(path):
+    spec = load_spec(path)
+    for one in (spec, spec.with_strategy("hybrid")):
+        plain = json.loads(json.dumps(one.to_mapping()))
+        assert load_spec(plain) == one
+        assert load_spec(plain).hash() == one.hash()
