@@ -12,7 +12,6 @@ kernels.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import subprocess
 import sys
@@ -22,27 +21,13 @@ import torch
 from measure import SHAPES, context, shaped
 
 import kgen
+from kgen.bench.counters import SHARES, SUMS, parse
 from kgen.constraints import check
 from kgen.package import find_package
 from kgen.reference import draw
 from kgen.spec import FUSED
 
-STALLS = (
-    "barrier", "dispatch_stall", "lg_throttle", "long_scoreboard", "math_pipe_throttle",
-    "mio_throttle", "not_selected", "short_scoreboard", "wait",
-)  # fmt: skip
-METRICS = {
-    "dram__bytes_read.sum": "dram_read_bytes",
-    "dram__bytes_write.sum": "dram_write_bytes",
-    "gpu__time_duration.sum": "nanoseconds",
-    "smsp__issue_active.avg.pct_of_peak_sustained_active": "issue_percent",
-    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": "tensor_percent",
-    "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed": "lsu_percent",
-    **{
-        f"smsp__average_warps_issue_stalled_{one}_per_issue_active.ratio": f"stall_{one}"
-        for one in STALLS
-    },
-}
+METRICS = {metric: name for name, metric in {**SUMS, **SHARES}.items()}
 
 
 def variants(path: Path) -> list[tuple[str, kgen.Spec]]:
@@ -67,16 +52,6 @@ def child(path: Path) -> None:
         torch.cuda.synchronize()
 
 
-def parse(output: str) -> list[dict[str, float]]:
-    """ncu's CSV as one mapping a launch, in order of the launches; bytes, nanoseconds, percent."""
-    lines = output[output.index('"ID"') :].splitlines()
-    launches: dict[str, dict[str, float]] = {}
-    for row in csv.DictReader(lines):
-        name = METRICS[row["Metric Name"]]
-        launches.setdefault(row["ID"], {})[name] = float(row["Metric Value"].replace(",", ""))
-    return list(launches.values())
-
-
 def main() -> None:
     if sys.argv[1] == "--child":
         child(Path(sys.argv[2]))
@@ -94,7 +69,9 @@ def main() -> None:
     if done.returncode or '"ID"' not in done.stdout:
         raise SystemExit(f"ncu failed:\n{(done.stdout + done.stderr)[-2000:]}")
     rows = []
-    for (size, spec), counted in zip(variants(arguments.spec), parse(done.stdout), strict=True):
+    for (size, spec), counted in zip(
+        variants(arguments.spec), parse(done.stdout, METRICS), strict=True
+    ):
         plan = kgen.make_plan(spec)
         needed = 4 * (plan.g.N or 16) * (plan.g.x_elements + plan.g.y_elements)
         moved = counted["dram_read_bytes"] + counted["dram_write_bytes"]
