@@ -29,6 +29,7 @@ from kgen.errors import CheckError, Issue, KgenError, SpecError, UsageError
 from kgen.explain import as_text
 from kgen.explain import explain as facts_of
 from kgen.plan import make_plan
+from kgen.report.command import report_command
 from kgen.spec import Spec, json_schema, load_spec
 from kgen.steps import emit_step_by_step, progress_on_terminal
 from kgen.verify import verify as verify_source
@@ -333,7 +334,8 @@ def cache_gc(days: float, dry_run: bool) -> None:
     click.echo(f"{verb} {len(old)} entries, {sum(one.size for one in old):,} bytes from {root}")
 
 
-cli.add_command(bench_command)
+for one in (bench_command, report_command):
+    cli.add_command(one)
 
 
 if __name__ == "__main__":

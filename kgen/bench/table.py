@@ -16,7 +16,8 @@ def text_table(record: Record) -> str:
     against = {label: best_ms(row) for label in ("eager", "compile") if (row := record.row(label))}
     head = (
         f"{'':26}{'graph':>9}{'p20':>9}{'p80':>9}{'cold':>9}{'warm':>9}  ms"
-        f"{'GB/s':>8}{'TFLOP/s':>9}{'of copy':>9}{'x eager':>9}{'x compile':>10}{'host us':>9}{'first ms':>10}"
+        f"{'GB/s':>8}{'TFLOP/s':>9}{'of copy':>9}"
+        f"{'x eager':>9}{'x compile':>10}{'host us':>9}{'first ms':>10}"
         f"{'max error':>11}"
     )
     lines = [f"{record.name}  x {list(record.x)}  {record.bytes_needed / 1e6:.1f} MB needed", head]
