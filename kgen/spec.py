@@ -15,13 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    WithJsonSchema,
-)
+    BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema,
+)  # fmt: skip
 from pydantic_core import PydanticCustomError
 
 from kgen.arch import ARCHS, DEFAULT_TARGET
@@ -325,17 +320,10 @@ class Spec(_Model):
 
     def to_mapping(self) -> dict[str, Any]:
         """What a spec file would hold, as plain JSON values: `load_spec` of it is an equal spec."""
-        found = self.canonical()
-        chain: list[Any] = []
-        for step in self.pointwise:
-            chain.append(step.op if step.parameter is None else {step.op: step.parameter})
-        norm = {"num_groups": self.norm.num_groups, "eps": self.norm.eps}
-        schedule = {key: one for key, one in found["schedule"].items() if one is not None}
-        return {
-            **found,
-            "chain": [*chain, {"group_norm": norm}],
-            "schedule": schedule,
-        }
+        steps = [s.op if s.parameter is None else {s.op: s.parameter} for s in self.pointwise]
+        norm = {"group_norm": self.norm.model_dump(include={"num_groups", "eps"})}
+        schedule = self.schedule.model_dump(mode="json", exclude_none=True)
+        return {**self.canonical(), "chain": [*steps, norm], "schedule": schedule}
 
     def hash(self) -> str:
         """16 hex digits that identify the spec's content; independent of file and comments."""
