@@ -1,7 +1,6 @@
 """The spec: what a user writes. YAML in, a frozen and structurally valid `Spec` out.
 
-Structure (types, ranges, unknown keys) is checked here; rules that relate several keys live in
-`kgen.constraints`. `load_spec` reports what both found, all at once.
+Structure is checked here, rules between keys in `kgen.constraints`; `load_spec` reports both.
 """
 
 from __future__ import annotations
@@ -15,8 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema,
-)  # fmt: skip
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from kgen.arch import ARCHS, DEFAULT_TARGET
@@ -311,8 +315,7 @@ class Spec(_Model):
         """The same block computed another way, knobs left to the plan; itself if it is that way."""
         if self.schedule.strategy == strategy:
             return self
-        schedule = Schedule.model_validate({"strategy": strategy})
-        return self.model_copy(update={"schedule": schedule})
+        return self.model_copy(update={"schedule": Schedule.model_validate({"strategy": strategy})})
 
     def canonical(self) -> dict[str, Any]:
         """Plain JSON values, defaults filled in; the same for every way of writing the spec."""
