@@ -32,6 +32,7 @@ from kgen.plan import make_plan
 from kgen.report.command import report_command
 from kgen.spec import Spec, json_schema, load_spec
 from kgen.steps import emit_step_by_step, progress_on_terminal
+from kgen.tune.command import tune_command
 from kgen.verify import verify as verify_source
 from kgen.verify import why_no_simulator
 from kgen.version import __version__
@@ -334,7 +335,7 @@ def cache_gc(days: float, dry_run: bool) -> None:
     click.echo(f"{verb} {len(old)} entries, {sum(one.size for one in old):,} bytes from {root}")
 
 
-for one in (bench_command, report_command):
+for one in (bench_command, report_command, tune_command):
     cli.add_command(one)
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -111,7 +112,12 @@ def find_package(source: str | os.PathLike[str] | Spec | ModuleType) -> Any:
 
 def spec_of(package: Any) -> Spec:
     """The spec that a package was emitted from."""
-    values = dict(package.spec)
+    return spec_from_canonical(package.spec)
+
+
+def spec_from_canonical(canonical: Mapping[str, Any]) -> Spec:
+    """The spec whose `canonical()` is given. Raises: SpecError."""
+    values = dict(canonical)
     given = values["schedule"].items()
     values["schedule"] = {key: value for key, value in given if value is not None}
     values["chain"] = [_chain_item(step) for step in values["chain"]]

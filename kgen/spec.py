@@ -321,13 +321,6 @@ class Spec(_Model):
         """Plain JSON values, defaults filled in; the same for every way of writing the spec."""
         return self.model_dump(mode="json")
 
-    def to_mapping(self) -> dict[str, Any]:
-        """What a spec file would hold, as plain JSON values: `load_spec` of it is an equal spec."""
-        steps = [s.op if s.parameter is None else {s.op: s.parameter} for s in self.pointwise]
-        norm = {"group_norm": self.norm.model_dump(include={"num_groups", "eps"})}
-        schedule = self.schedule.model_dump(mode="json", exclude_none=True)
-        return {**self.canonical(), "chain": [*steps, norm], "schedule": schedule}
-
     def hash(self) -> str:
         """16 hex digits that identify the spec's content; independent of file and comments."""
         text = json.dumps(self.canonical(), sort_keys=True, separators=(",", ":"))

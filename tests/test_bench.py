@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import kgen
 from kgen.bench import run as bench_run
 from kgen.bench.ceilings import measure_ceilings
-from kgen.bench.command import bench_command, default_output, parse_budget
+from kgen.bench.command import bench_command, default_output
 from kgen.bench.compare import compare
 from kgen.bench.context import clocks, other_processes, slowed_by
 from kgen.bench.counters import SHARES, SUMS, combine, parse
@@ -393,19 +393,6 @@ def test_ncu_output_becomes_one_row_a_call():
 
 
 # ---- The command ----
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("20", 20), ("20s", 20), ("1.5m", 90), ("1h", 3600), (" 5 s ", 5)]
-)
-def test_budgets(text, seconds):
-    assert parse_budget(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "0", "-3s", "5d", "fast", "1e3"])
-def test_budgets_that_are_none_are_refused(text):
-    with pytest.raises(UsageError, match="expected a positive time, for instance 20s"):
-        parse_budget(text)
 
 
 def test_the_command_says_why_it_cannot_run_here(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -13,22 +12,11 @@ import click
 from kgen.bench.compare import compare
 from kgen.bench.record import Record, load_record
 from kgen.bench.table import text_table
+from kgen.durations import parse_seconds
 from kgen.errors import CheckError, UsageError
 from kgen.spec import Spec, load_spec
 from kgen.steps import progress_on_terminal
 from kgen.verify import why_no_device
-
-BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)?")
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def parse_budget(text: str) -> float:
-    """Seconds of `20`, `20s`, `5m` or `1h`. Raises: UsageError."""
-    found = BUDGET.fullmatch(text.strip())
-    seconds = float(found[1]) * UNITS[found[2] or "s"] if found else 0.0
-    if seconds <= 0:
-        raise UsageError(f"--budget {text!r}: expected a positive time, for instance 20s, 5m or 1h")
-    return seconds
 
 
 def default_output(name: str) -> Path:
@@ -71,7 +59,7 @@ def bench_command(
     """
     loaded = load_spec(spec)
     before = load_record(old) if old else None
-    seconds = parse_budget(budget)
+    seconds = parse_seconds(budget)
     problem = why_no_device()
     if problem:
         raise UsageError(f"cannot benchmark: {problem}")

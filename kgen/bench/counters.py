@@ -13,7 +13,7 @@ from pathlib import Path
 from kgen.build import compile_kernel
 from kgen.emit import render
 from kgen.errors import UsageError
-from kgen.spec import Spec, load_spec
+from kgen.spec import Spec
 
 SECONDS = 120
 STALLS = (
@@ -51,7 +51,7 @@ def count(spec: Spec) -> dict[str, float]:
     metrics = {metric: name for name, metric in {**SUMS, **SHARES}.items()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "spec.json"
-        path.write_text(json.dumps(spec.to_mapping()))
+        path.write_text(json.dumps(spec.canonical()))
         command = [
             "ncu", "--csv", "--print-units", "base", "--clock-control", "none",
             "--kernel-name", f"regex:^{spec.name}_", "--metrics", ",".join(metrics),
@@ -92,10 +92,10 @@ def main() -> None:
     import torch
 
     from kgen.geometry import geometry
-    from kgen.package import find_package
+    from kgen.package import find_package, spec_from_canonical
     from kgen.reference import draw
 
-    spec = load_spec(json.loads(Path(sys.argv[1]).read_text()))
+    spec = spec_from_canonical(json.loads(Path(sys.argv[1]).read_text()))
     x, parameters = draw(spec, geometry(spec.problem).N or 16, "uniform", 0, "cuda")
     package = find_package(spec)
     with torch.no_grad():
