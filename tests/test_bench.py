@@ -378,6 +378,14 @@ def test_other_processes_are_named_and_this_one_is_not():
     assert other_processes([], smi()) == []
 
 
+def test_in_a_container_one_process_out_of_sight_is_this_one():
+    text = "77, [Not Found]\n4242, other app\n78, [Not Found]\n"
+    seen = lambda pid: pid == 4242  # noqa: E731
+    assert other_processes([], smi(compute=text), seen) == ["4242 other app", "78 [Not Found]"]
+    assert other_processes([], smi(compute="77, [Not Found]\n"), seen) == []
+    assert other_processes([], smi(compute="4242, other app\n"), seen) == ["4242 other app"]
+
+
 def test_ncu_output_becomes_one_row_a_call():
     metrics = {metric: name for name, metric in {**SUMS, **SHARES}.items()}
     lines = ['"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"']

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
@@ -66,13 +67,31 @@ def slowed_by(which: Sequence[str], query: Query = nvidia_smi) -> list[str]:
     return []
 
 
-def other_processes(which: Sequence[str], query: Query = nvidia_smi) -> list[str]:
-    """Other processes with memory on the GPU, `pid name` each."""
+def other_processes(
+    which: Sequence[str],
+    query: Query = nvidia_smi,
+    exists: Callable[[int], bool] = lambda pid: Path(f"/proc/{pid}").exists(),
+) -> list[str]:
+    """Other processes with memory on the GPU, `pid name` each.
+
+    In a container the driver may name this process by a number that means nothing inside: if it is
+    not listed by its own, one process that cannot be seen from here is taken for it.
+    """
     lines = query([*which, "--query-compute-apps=pid,process_name"]).splitlines()
-    pairs = [line.split(",", 1) for line in lines if "," in line]
-    return [
-        f"{pid.strip()} {name.strip()}" for pid, name in pairs if pid.strip() != str(os.getpid())
-    ]
+    found = [(pid.strip(), name.strip()) for pid, name in (_pair(one) for one in lines) if pid]
+    own = str(os.getpid())
+    if own in (pid for pid, _ in found):
+        found = [one for one in found if one[0] != own]
+    else:
+        unseen = [one for one in found if not (one[0].isdecimal() and exists(int(one[0])))]
+        if unseen:
+            found.remove(unseen[0])
+    return [f"{pid} {name}" for pid, name in found]
+
+
+def _pair(line: str) -> tuple[str, str]:
+    pid, _, name = line.partition(",")
+    return pid, name
 
 
 class Circumstances:

@@ -100,7 +100,7 @@ def run_bench(
     specs, skipped = chosen_specs(spec, strategies)
     x, parameters = draw(spec, N, "uniform", 0, lab.device)
     prepared = prepare_rows(spec, specs, baselines, parameters)
-    xs = [x, *(x.clone() for _ in range(BUFFERS - 1))]
+    xs = [x, *(x.clone() for _ in range(_buffers(lab, 4 * N * g.y_elements * len(prepared)) - 1))]
     done: dict[str, Row] = {}
     ready: list[_Ready] = []
     with torch.no_grad():
@@ -148,6 +148,14 @@ def run_bench(
         ceilings=ceilings,
         rows=tuple(done[row.label] for row in prepared),
     )
+
+
+def _buffers(lab: Lab, output_bytes: int) -> int:
+    """BUFFERS, or fewer where their graphs' outputs would not fit. output_bytes: of all rows."""
+    if torch.device(lab.device).type != "cuda":
+        return BUFFERS
+    room = torch.cuda.mem_get_info(lab.device)[0] // 2
+    return max(1, min(BUFFERS, room // max(1, output_bytes)))
 
 
 def _first_call(row: Prepared, lab: Lab, xs: Sequence[torch.Tensor]) -> _Ready:
