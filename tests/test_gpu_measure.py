@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from click.testing import CliRunner
 from helpers import TEXT
@@ -44,9 +46,18 @@ def test_a_benchmark_of_all_strategies(spec_file, tmp_path):
     assert record.ceilings.copy_bytes > 1e11
     assert record.ceilings.mma_flops["fp16"] > record.ceilings.mma_flops["fp32"] > 1e12
     assert record.context.gpu in printed
-    again = run("bench", spec_file, "--strategies", "two_kernel", "--baselines", "none",
-                "--budget", "6s", "--output", tmp_path / "again.json", "--compare", out)  # fmt: skip
-    assert "kgen two_kernel" in again
+
+
+def test_a_benchmark_against_a_slower_one_is_faster(spec_file, tmp_path):
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    options = ("--strategies", "two_kernel", "--baselines", "none", "--budget", "6s")
+    run("bench", spec_file, *options, "--output", old)
+    values = json.loads(old.read_text())
+    for kind in ("cold", "warm", "graph"):
+        values["rows"][0][kind]["median"] *= 2
+    old.write_text(json.dumps(values))
+    printed = run("bench", spec_file, *options, "--output", new, "--compare", old)
+    assert "  faster (noise" in printed
 
 
 def test_tuning_ends_with_a_winner_and_a_rerun_measures_nothing_again(spec_file, tmp_path):
