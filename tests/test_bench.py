@@ -175,6 +175,8 @@ def test_a_record_survives_its_file(tmp_path):
     record.save(path)
     assert load_record(path) == record
     assert [one.name for one in path.parent.iterdir()] == ["a.json"]
+    with pytest.raises(UsageError, match="cannot be written"):
+        record.save(tmp_path / "deep" / "a.json" / "b.json")
 
 
 def test_a_wrong_kernel_has_no_time(monkeypatch):

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kgen.errors import KgenError
+from kgen.files import write_whole
 
 SCHEMA = 1
 KINDS = ("cold", "warm", "graph")
@@ -115,11 +116,9 @@ class Record(Model):
         return next((row for row in self.rows if row.label == label), None)
 
     def save(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
-        part.replace(path)
+        """Write the file, whole or not at all. Raises: UsageError."""
+        text = json.dumps(self.model_dump(mode="json"), indent=1) + "\n"
+        write_whole(path, text.encode())
 
 
 def load_record(path: Path) -> Record:

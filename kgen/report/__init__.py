@@ -11,9 +11,10 @@ from pathlib import Path
 
 from kgen.bench.record import Record, load_record
 from kgen.errors import UsageError
+from kgen.files import write_whole
 from kgen.report.charts import CHARTS
 from kgen.report.figures import check_figures
-from kgen.report.page import page, write_whole
+from kgen.report.page import page
 from kgen.report.pictures import png, standalone, svg
 from kgen.report.text import slug
 

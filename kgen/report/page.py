@@ -6,13 +6,11 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import jinja2
 from markupsafe import Markup
 
 from kgen.bench.record import Record
-from kgen.errors import UsageError
 from kgen.report.pictures import COLOURS
 from kgen.report.text import printable
 from kgen.report.view import views
@@ -69,20 +67,3 @@ def page(records: Sequence[Record]) -> str:
             script=Markup(SCRIPT),
         )
     )
-
-
-def write_whole(path: Path, content: bytes) -> Path:
-    """Write a file whole or not at all; folders on the way are made. Raises: UsageError."""
-    part = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(None, "it is a folder")
-        try:
-            part.write_bytes(content)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
-    return path
