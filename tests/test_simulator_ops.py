@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -196,8 +197,6 @@ def test_every_opcode_has_a_known_value():
 
 def test_rounding_of_a_product_sum_is_that_of_the_exact_value():
     """fma against Python's exact rationals on random values."""
-    from fractions import Fraction
-
     rng = np.random.default_rng(0)
     a, b, c = (rng.standard_normal(2000).astype(np.float32) for _ in range(3))
     fused = decode(("fma", "rn", "f32")).function(a, b, c)
@@ -207,9 +206,28 @@ def test_rounding_of_a_product_sum_is_that_of_the_exact_value():
         assert abs(Fraction(float(got)) - exact) <= abs(Fraction(float(near)) - exact) * 1.0001
 
 
+def test_fma_of_fp64_is_rounded_once():
+    """Against Python's exact rationals, half of the sums cancelling all but the last bits."""
+    rng = np.random.default_rng(3)
+    a = rng.standard_normal(4000) * 2.0 ** rng.integers(-40, 40, 4000)
+    b = rng.standard_normal(4000) * 2.0 ** rng.integers(-40, 40, 4000)
+    c = rng.standard_normal(4000)
+    c[:2000] = -(a * b)[:2000] * (1 + rng.integers(-3, 4, 2000) * 2.0**-51)
+    fused = decode(("fma", "rn", "f64")).function(a, b, c)
+    rows = zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
+    assert fused.tolist() == [float(Fraction(x) * Fraction(y) + Fraction(z)) for x, y, z in rows]
+    with np.errstate(all="ignore"):
+        special = decode(("fma", "rn", "f64")).function(
+            np.array([np.inf, np.nan, 1e200, 0.0]), np.array([2.0, 1.0, 1e200, np.inf]),
+            np.array([-1.0, 1.0, 1.0, 1.0]),
+        )  # fmt: skip
+    assert special[0] == special[2] == np.inf
+    assert np.isnan(special[[1, 3]]).all()
+
+
 @pytest.mark.parametrize(
     "name",
-    ["frobnicate.f32", "add.f33", "shf.x.wrap.b32", "cvt.rn.f32", "fma.rn.f64", "setp.zz.s32"],
+    ["frobnicate.f32", "add.f33", "shf.x.wrap.b32", "cvt.rn.f32", "fma.rz.f64", "setp.zz.s32"],
 )
 def test_unknown_forms_are_refused_by_name(name):
     with pytest.raises(PtxError, match=name.split(".")[0] if "zz" not in name else "zz"):

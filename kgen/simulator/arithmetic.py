@@ -118,6 +118,8 @@ def _mad(modifiers: tuple[str, ...]) -> Operation:
 def _fma(modifiers: tuple[str, ...]) -> Operation:
     kind, flags = take("fma", modifiers, "ftz", "sat", *ROUNDINGS)
     mode = rounding(flags)
+    if kind == "f64" and mode == "rn" and not flags - {"rn"}:
+        return Operation((kind,) * 3, kind, _fused_f64)
     if kind != "f32":
         raise refuse("fma", modifiers)
 
@@ -129,6 +131,29 @@ def _fma(modifiers: tuple[str, ...]) -> Operation:
         return round_to_f32(exact, mode)
 
     return Operation((kind,) * 3, kind, float_finish(flags, fused))
+
+
+SPLIT = 2.0**27 + 1.0  # Veltkamp's constant: halves of an fp64 number
+
+
+def _fused_f64(a: Any, b: Any, c: Any) -> Any:
+    """a * b + c in fp64, rounded as if once.
+
+    Product and sum are split into a rounded value and its exact error (Dekker, "A floating-point
+    technique for extending the available precision", 1971; Knuth's two-sum); the errors are added
+    last. Wrong only where that sum of errors falls on a tie, and beyond 2^996 or below 2^-969.
+    """
+    with np.errstate(all="ignore"):
+        product = a * b
+        big_a, big_b = SPLIT * a, SPLIT * b
+        high_a, high_b = big_a - (big_a - a), big_b - (big_b - b)
+        low_a, low_b = a - high_a, b - high_b
+        rest = ((high_a * high_b - product) + high_a * low_b + low_a * high_b) + low_a * low_b
+        total = product + c
+        other = total - product
+        error = (product - (total - other)) + (c - other)
+        exact = total + (rest + error)
+        return np.where(np.isfinite(total) & np.isfinite(rest), exact, total)
 
 
 @opcode("div")
