@@ -53,14 +53,14 @@ SAME_VALUES: dict[str, Change] = {
     "prefetch two jobs ahead": (("kAhead = 1;", "kAhead = 2;"),),
 }
 
-ROLES = ("consumer 0", "consumer 1", "storer", "-", "loader")
+ROLES = ("consumer 0", "consumer 1", "storer", "maker", "loader")
 MARKS = {
     "consumer": (
         "x is there", "products issued", "products of the first part done", "-", "of the rest done",
         "chain and sums", "moments handed on", "place is free", "staged",
     ),
     "storer": ("tile there", "norms there", "stored"),
-    "-": (),
+    "maker": ("statistics made", "statistics there", "norms there"),
     "loader": ("prefetched", "loads issued", "low place is free", "staged",
                "high place is free", "staged"),
 }  # fmt: skip
@@ -120,6 +120,11 @@ def clock_reads() -> Change:
         here(
             "    mbarrier_arrive_warp(barriers.norms_empty + place);    // (6)\n",
             _mark("2", "2", 4, "storer == 0"),
+        ),
+        here("    float2 held[kHeld];", _mark("3", "0", 4), before=True),
+        here("    const int place = made % 2;\n", _mark("3", "1", 4), before=True),
+        here(
+            "    mbarrier_arrive_warp(barriers.norms_full + place);  // (5)\n", _mark("3", "2", 4)
         ),
         (
             "        load_pixels(x_n, job, chunk * kChunkC, batch, v);\n",
