@@ -22,11 +22,13 @@ from pathlib import Path
 import torch
 
 import kgen
+from kgen.bench.cuda import graphed
+from kgen.bench.run import errors as largest_and_rms
 from kgen.checks import PackageCandidate, verify_candidate
 from kgen.compiler import nvrtc_version
 from kgen.constraints import check
 from kgen.package import find_package
-from kgen.reference import EagerBlock, chunks, draw, oracle
+from kgen.reference import EagerBlock, draw
 from kgen.spec import Schedule
 from kgen.verdict import CASES
 
@@ -103,26 +105,9 @@ def time_rounds(
     return result
 
 
-def graphed(call: Callable[[], object]) -> Callable[[], object]:
-    """The call as one CUDA graph."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
-
-
 def errors(spec: kgen.Spec, y: torch.Tensor, x: torch.Tensor, parameters: dict) -> dict:
-    biggest, squares, count = 0.0, 0.0, 0
-    for part in chunks(spec, x):
-        error = (y[part].double() - oracle(spec, x[part], parameters)).abs()
-        biggest = max(biggest, float(error.max()))
-        squares += float(error.square().sum())
-        count += error.numel()
-    return {"max_error": biggest, "rms_error": (squares / count) ** 0.5}
+    biggest, rms = largest_and_rms(spec, y, x, parameters)
+    return {"max_error": biggest, "rms_error": rms}
 
 
 def shaped(spec: kgen.Spec, shape: str) -> kgen.Spec:

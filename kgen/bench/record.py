@@ -65,6 +65,16 @@ class Row(Model):
         found: RowTimes | None = getattr(self, kind)
         return found
 
+    def shown(self) -> tuple[str, RowTimes] | None:
+        """What tables, pictures and comparisons show: the device's own time, graph replays where
+        there are any, else cold calls; None for a failed row."""
+        if self.failed is None:
+            for kind in ("graph", "cold"):
+                times = self.times(kind)
+                if times is not None:
+                    return kind, times
+        return None
+
 
 class Ceilings(Model):
     """The speed of light, measured in the same run: bytes a second (read and written), and

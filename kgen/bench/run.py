@@ -34,7 +34,7 @@ class Lab:
 
     device: str
     timer: Timer
-    graphed: Callable[[Callable[[], object]], Callable[[], object]] | None
+    graphed: Callable[[Callable[[], object]], Callable[[], object]]
     host_us: Callable[[Callable[[], object]], float]
     first_ms: Callable[[Callable[[], object]], float]
     ceilings: Callable[[], Ceilings]
@@ -206,8 +206,6 @@ def _time_all(
         progress(f"timing {len(ready)} rows, {kind}")
         calls: dict[str, Call] = {one.row.label: one.call for one in ready}
         if kind == "graph":
-            if lab.graphed is None:
-                continue
             calls = {one.row.label: _replays(one, lab.graphed) for one in ready}
         timed = time_rounds(calls, lab.timer, cold=kind != "warm", seconds=seconds)
         for label, times in timed.items():

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from kgen.bench.record import Record, Row
-
-
-def best_ms(row: Row) -> float | None:
-    """The device's own time: graph replays where there are any, else cold calls."""
-    times = row.graph or row.cold or row.warm
-    return None if times is None else times.median
+from kgen.bench.record import Record
 
 
 def text_table(record: Record) -> str:
     """One line a row, then what the figures rest on."""
-    against = {label: best_ms(row) for label in ("eager", "compile") if (row := record.row(label))}
     head = (
         f"{'':26}{'graph':>9}{'p20':>9}{'p80':>9}{'cold':>9}{'warm':>9}  ms"
         f"{'GB/s':>8}{'TFLOP/s':>9}{'of copy':>9}"
@@ -22,10 +15,11 @@ def text_table(record: Record) -> str:
     )
     lines = [f"{record.name}  x {list(record.x)}  {record.bytes_needed / 1e6:.1f} MB needed", head]
     for row in record.rows:
-        ms = best_ms(row)
-        if row.failed or ms is None:
+        shown = row.shown()
+        if shown is None:
             lines.append(f"{row.label:26}  FAILED: {row.failed or 'it was not timed'}")
             continue
+        kind, ms = shown[0], shown[1].median
         medians = "".join(
             f"{times.median:9.4f}" if times else f"{'-':>9}" for times in (row.cold, row.warm)
         )
@@ -35,10 +29,11 @@ def text_table(record: Record) -> str:
             else f"{'-':>9}" * 3
         )
         rate = record.bytes_needed / ms / 1e-3
-        speedup = "".join(
-            f"{base / ms:{width}.2f}" if (base := against.get(label)) else f"{'-':>{width}}"
-            for label, width in (("eager", 9), ("compile", 10))
-        )
+        speedup = ""
+        for label, width in (("eager", 9), ("compile", 10)):
+            baseline = record.row(label)
+            base = baseline.times(kind) if baseline else None
+            speedup += f"{base.median / ms:{width}.2f}" if base else f"{'-':>{width}}"
         host = f"{row.host_us:9.1f}" if row.host_us is not None else f"{'-':>9}"
         first = f"{row.first_call_ms:10.0f}" if row.first_call_ms is not None else f"{'-':>10}"
         lines.append(

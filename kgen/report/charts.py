@@ -14,7 +14,6 @@ from kgen.report.figures import (
     PREFERRED,
     by_speed,
     copy_bytes,
-    drawn,
     mma_ceilings,
     speed,
     why_missing,
@@ -44,7 +43,7 @@ def _points(record: Record) -> list[tuple[str, str, str, float]]:
     """Label, kind of row, kind of times and flop/s of every row that has times, fastest last."""
     found = []
     for row in record.rows:
-        shown = drawn(row)
+        shown = row.shown()
         if shown is not None:
             found.append((row.label, row.kind, shown[0], speed(record, shown[1].median).flops))
     return sorted(found, key=lambda one: one[3])
@@ -169,10 +168,10 @@ def bars(record: Record, palette: dict[str, str]) -> Any:
     _head(figure, record, palette)
     told = " ".join(part for part in ("ms:", own, "median") if part)
     figure.supxlabel(f"{told}{also}, p20 to p80", fontsize=9, color=palette["ink"])
-    longest = max((shown[1].p80 for row in rows if (shown := drawn(row))), default=1.0)
+    longest = max((shown[1].p80 for row in rows if (shown := row.shown())), default=1.0)
     names = []
     for index, row in enumerate(rows):
-        shown = drawn(row)
+        shown = row.shown()
         if shown is None:
             names.append(one_line(row.label, _LABEL_MOST))
             why = one_line(why_missing(row), _REASON_MOST)
@@ -208,7 +207,7 @@ def _short(value: float, _: int | None = None) -> str:
 
 
 def _kind(row: Row) -> str | None:
-    shown = drawn(row)
+    shown = row.shown()
     return None if shown is None else shown[0]
 
 
@@ -243,7 +242,7 @@ def bars_words(record: Record) -> str:
     """The bars' figures as a sentence."""
     told = []
     for row in by_speed(record):
-        shown = drawn(row)
+        shown = row.shown()
         if shown is None:
             told.append(f"{one_line(row.label)} {why_missing(row)}")
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kgen.bench.record import KINDS, Record, RecordError, Row, RowTimes
+from kgen.bench.record import KINDS, Record, RecordError, Row
 from kgen.report.text import TIMES, one_line, scientific, significant
 from kgen.verdict import ATOL
 
@@ -63,22 +63,11 @@ def check_figures(record: Record, source: str) -> None:
                 raise RecordError(f"{source}: rows.{number}.{kind}: needs p20 <= median <= p80")
 
 
-def drawn(row: Row) -> tuple[str, RowTimes] | None:
-    """The times that pictures and comparisons show: graph, else cold; None for a failed row."""
-    if row.failed is not None:
-        return None
-    for kind in PREFERRED:
-        times = row.times(kind)
-        if times is not None:
-            return kind, times
-    return None
-
-
 def why_missing(row: Row) -> str:
     """Why a row is in no picture; empty if it is in them."""
     if row.failed is not None:
         return f"failed: {one_line(row.failed) or 'no reason recorded'}"
-    if drawn(row) is None:
+    if row.shown() is None:
         kinds = ", ".join(kind for kind in KINDS if row.times(kind) is not None)
         return f"the record holds no graph or cold times of it (only {kinds or 'none at all'})"
     return ""
@@ -133,7 +122,7 @@ def meets_tolerance(row: Row) -> bool | None:
 
 def best_kernel(record: Record) -> Row | None:
     """The fastest kernel of kgen, of those within the tolerance if there is one."""
-    rows = [row for row in record.rows if row.kind == "kgen" and drawn(row) is not None]
+    rows = [row for row in record.rows if row.kind == "kgen" and row.shown() is not None]
     within = [row for row in rows if meets_tolerance(row)]
     # Graph and cold times are not comparable: a row without graph times loses to any that has them.
     return min(within or rows, key=_rank, default=None)
@@ -141,8 +130,8 @@ def best_kernel(record: Record) -> Row | None:
 
 def by_speed(record: Record) -> list[Row]:
     """All rows, fastest first; those without times last, in the record's order."""
-    timed = [row for row in record.rows if drawn(row) is not None]
-    return sorted(timed, key=_rank) + [row for row in record.rows if drawn(row) is None]
+    timed = [row for row in record.rows if row.shown() is not None]
+    return sorted(timed, key=_rank) + [row for row in record.rows if row.shown() is None]
 
 
 def summary(record: Record) -> str:
@@ -154,7 +143,7 @@ def summary(record: Record) -> str:
             return "No kernel of kgen is in this record."
         reasons = "; ".join(f"{one_line(row.label)} {why_missing(row)}" for row in tried)
         return f"No kernel of kgen could be timed: {reasons}."
-    found = drawn(best)
+    found = best.shown()
     assert found is not None, "best_kernel gives rows with times"
     kind, times = found
     parts = [f"{one_line(best.label)} takes {significant(times.median)} ms ({kind} median)"]
@@ -178,7 +167,7 @@ def _with_kind(one: Speedup, kind: str) -> str:
 
 def _absent(record: Record, baseline: str) -> bool:
     row = record.row(baseline)
-    return row is None or drawn(row) is None
+    return row is None or row.shown() is None
 
 
 def _why_not_against(record: Record, baseline: str) -> str:
@@ -197,7 +186,7 @@ def _accuracy(row: Row) -> str:
 
 
 def _rank(row: Row) -> tuple[int, float]:
-    found = drawn(row)
+    found = row.shown()
     assert found is not None, "only rows with times are ranked"
     return PREFERRED.index(found[0]), found[1].median
 

@@ -114,7 +114,7 @@ def view(record: Record, number: int, shown: dict[str, int]) -> RecordView:
     plan, why_no_plan = planned(record)
     best = figures.best_kernel(record)
     baselines = tuple(name for name in figures.BASELINES if record.row(name) is not None)
-    found = figures.drawn(best) if best is not None else None
+    found = best.shown() if best is not None else None
     against = (
         figures.speedup(record, best, name) if best is not None else None
         for name in figures.BASELINES[:2]
