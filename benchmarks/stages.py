@@ -105,7 +105,7 @@ def clock_reads() -> Change:
         ),
         here("    float* const out = ", _mark("consumer", "7", 4, wide), before=True),
         here(
-            "    mbarrier_arrive_warp(barriers.tile_full + consumer);  // (3)\n",
+            "    mbarrier_arrive(barriers.tile_full + consumer);  // (3)\n",
             _mark("consumer", "8", 4, wide),
         ),
         (
@@ -118,13 +118,13 @@ def clock_reads() -> Change:
             _mark("2", "1", 4, "storer == 0"),
         ),
         here(
-            "    mbarrier_arrive_warp(barriers.norms_empty + place);    // (6)\n",
+            "    mbarrier_arrive(barriers.norms_empty + place);    // (6)\n",
             _mark("2", "2", 4, "storer == 0"),
         ),
         here("    float2 held[kHeld];", _mark("3", "0", 4), before=True),
         here("    const int place = made % 2;\n", _mark("3", "1", 4), before=True),
         here(
-            "    mbarrier_arrive_warp(barriers.norms_full + place);  // (5)\n", _mark("3", "2", 4)
+            "    mbarrier_arrive(barriers.norms_full + place);  // (5)\n", _mark("3", "2", 4)
         ),
         (
             "        load_pixels(x_n, job, chunk * kChunkC, batch, v);\n",

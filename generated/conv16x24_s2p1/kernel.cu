@@ -173,6 +173,18 @@ __device__ __forceinline__ void wait_for_async_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+// What the lanes of a warp do together.
+
+// Sum over kLanes neighbouring lanes; every one of them gets the same bits.
+template <int kLanes>
+__device__ __forceinline__ float lanes_sum(float value) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, offset);
+  }
+  return value;
+}
+
 // Mean and centred sum of squares of a set of values, merged without cancellation.
 //
 // Two sets combine by Chan, Golub and LeVeque (1983), "Algorithms for Computing the Sample
@@ -191,13 +203,9 @@ __device__ __forceinline__ Moments merge(const Moments& a, const Moments& b) {
   return {count, a.mean + delta * share_b, a.m2 + b.m2 + delta * delta * (a.count * share_b)};
 }
 
-// Sum over a warp; every lane gets the same bits.
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, offset);
-  }
-  return value;
+// 1 / sqrt(biased variance + eps), as torch.nn.GroupNorm defines it.
+__device__ __forceinline__ float reciprocal_deviation(const Moments& moments, float eps) {
+  return 1.0f / sqrtf(moments.m2 / moments.count + eps);
 }
 
 // Merges the moments of a block's threads; every thread gets the result.
@@ -224,11 +232,6 @@ __device__ __forceinline__ Moments block_merge(Moments moments, Moments* smem_mo
     moments = merge(moments, smem_moments[warp]);
   }
   return moments;
-}
-
-// 1 / sqrt(biased variance + eps), as torch.nn.GroupNorm defines it.
-__device__ __forceinline__ float reciprocal_deviation(const Moments& moments, float eps) {
-  return 1.0f / sqrtf(moments.m2 / moments.count + eps);
 }
 
 // Fills smem_x [kTileC][kInH][kPitchX] from channels c0.. of x_n [C_in, H, W]; zeros outside.
@@ -281,13 +284,13 @@ __device__ __forceinline__ Moments warp_moments(const float (&acc)[kThreadK][kPi
   for (int j = 0; j < kUnit * kPixels; ++j) {
     sum += kFull || j % kPixels < rows ? acc[k + j / kPixels][j % kPixels] : 0.0f;
   }
-  const float mean = kFull || values > 0.0f ? warp_sum(sum) / values : 0.0f;
+  const float mean = kFull || values > 0.0f ? lanes_sum<32>(sum) / values : 0.0f;
 #pragma unroll
   for (int j = 0; j < kUnit * kPixels; ++j) {
     const float delta = acc[k + j / kPixels][j % kPixels] - mean;
     squares += kFull || j % kPixels < rows ? delta * delta : 0.0f;
   }
-  return {values, mean, warp_sum(squares)};
+  return {values, mean, lanes_sum<32>(squares)};
 }
 
 // Values of one unit inside the given tile; tiles at the right and bottom edge hold fewer.
@@ -411,7 +414,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kMinBlocks) conv16x24_s2p
 
   const int lane = threadIdx.x % 32, pixel_warp = pixel_thread / 32;
   const bool full = __all_sync(0xffffffffu, rows == kPixels);
-  const float values = warp_sum(static_cast<float>(rows)) * kUnit;
+  const float values = lanes_sum<32>(static_cast<float>(rows)) * kUnit;
 #pragma unroll
   for (int unit = 0; unit < kThreadK / kUnit; ++unit) {
     const Moments moments = full ? warp_moments<true>(acc, unit * kUnit, rows, values)

@@ -116,13 +116,9 @@ __device__ __forceinline__ Moments merge(const Moments& a, const Moments& b) {
   return {count, a.mean + delta * share_b, a.m2 + b.m2 + delta * delta * (a.count * share_b)};
 }
 
-// Sum over a warp; every lane gets the same bits.
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, offset);
-  }
-  return value;
+// 1 / sqrt(biased variance + eps), as torch.nn.GroupNorm defines it.
+__device__ __forceinline__ float reciprocal_deviation(const Moments& moments, float eps) {
+  return 1.0f / sqrtf(moments.m2 / moments.count + eps);
 }
 
 // Merges the moments of a block's threads; every thread gets the result.
@@ -149,11 +145,6 @@ __device__ __forceinline__ Moments block_merge(Moments moments, Moments* smem_mo
     moments = merge(moments, smem_moments[warp]);
   }
   return moments;
-}
-
-// 1 / sqrt(biased variance + eps), as torch.nn.GroupNorm defines it.
-__device__ __forceinline__ float reciprocal_deviation(const Moments& moments, float eps) {
-  return 1.0f / sqrtf(moments.m2 / moments.count + eps);
 }
 
 // The thread's vectors of one batch after the chain, read from group [kGroupChannels, P, Q].

@@ -297,6 +297,18 @@ __device__ __forceinline__ void store_vector(float* address, const float (&value
   }
 }
 
+// What the lanes of a warp do together.
+
+// Sum over kLanes neighbouring lanes; every one of them gets the same bits.
+template <int kLanes>
+__device__ __forceinline__ float lanes_sum(float value) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(0xffffffffu, value, offset);
+  }
+  return value;
+}
+
 // Mean and centred sum of squares of a set of values, merged without cancellation.
 //
 // Two sets combine by Chan, Golub and LeVeque (1983), "Algorithms for Computing the Sample
@@ -315,49 +327,15 @@ __device__ __forceinline__ Moments merge(const Moments& a, const Moments& b) {
   return {count, a.mean + delta * share_b, a.m2 + b.m2 + delta * delta * (a.count * share_b)};
 }
 
-// Sum over a warp; every lane gets the same bits.
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, offset);
-  }
-  return value;
-}
-
-// Merges the moments of a block's threads; every thread gets the result.
-//
-// Lanes merge downwards within their warp, then every thread merges the warps in order.
-// smem_moments: one entry a warp. The barrier makes the entries visible; the caller must not
-// write them again without another.
-template <int kBlockThreads>
-__device__ __forceinline__ Moments block_merge(Moments moments, Moments* smem_moments) {
-  static_assert(kBlockThreads % 32 == 0, "a block consists of whole warps");
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    const Moments other = {__shfl_down_sync(0xffffffffu, moments.count, offset),
-                           __shfl_down_sync(0xffffffffu, moments.mean, offset),
-                           __shfl_down_sync(0xffffffffu, moments.m2, offset)};
-    moments = merge(moments, other);
-  }
-  if (threadIdx.x % 32 == 0) {
-    smem_moments[threadIdx.x / 32] = moments;
-  }
-  __syncthreads();
-  moments = smem_moments[0];
-  for (int warp = 1; warp < kBlockThreads / 32; ++warp) {
-    moments = merge(moments, smem_moments[warp]);
-  }
-  return moments;
-}
-
 // 1 / sqrt(biased variance + eps), as torch.nn.GroupNorm defines it.
 __device__ __forceinline__ float reciprocal_deviation(const Moments& moments, float eps) {
   return 1.0f / sqrtf(moments.m2 / moments.count + eps);
 }
 
-// Barriers in shared memory (PTX ISA, "mbarrier"): a phase ends when `count` arrivals have come;
-// who waits names the phase's parity. An arrival releases what its thread wrote, a wait acquires
-// it.
+// Barriers in shared memory (PTX ISA, "mbarrier"): a phase ends when `count` threads have arrived;
+// who waits names the phase's parity. An arrival releases what its thread did before, a wait
+// acquires it. Every thread arrives for itself: that is no slower than one lane for its warp, and
+// compute-sanitizer's racecheck follows it.
 
 __device__ __forceinline__ unsigned smem_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -368,19 +346,10 @@ __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, int c
                : "memory");
 }
 
-// One arrival for a warp, by its first lane; what the other lanes did must be ordered before.
-__device__ __forceinline__ void mbarrier_arrive_lane(unsigned long long* barrier) {
-  asm volatile(
-      "{\n  .reg .pred first;\n  .reg .b64 state;\n  setp.eq.u32 first, %1, 0;\n"
-      "  @first mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(smem_address(barrier)),
-      "r"(threadIdx.x % 32)
-      : "memory");
-}
-
-// The same after all lanes have come.
-__device__ __forceinline__ void mbarrier_arrive_warp(unsigned long long* barrier) {
-  __syncwarp();
-  mbarrier_arrive_lane(barrier);
+__device__ __forceinline__ void mbarrier_arrive(unsigned long long* barrier) {
+  asm volatile("{\n  .reg .b64 state;\n  mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(
+                   smem_address(barrier))
+               : "memory");
 }
 
 __device__ __forceinline__ bool mbarrier_passed(unsigned long long* barrier, unsigned parity) {
@@ -664,8 +633,8 @@ __device__ __forceinline__ void give_registers() {}
 template <int>
 __device__ __forceinline__ void take_registers() {}
 
-// Every lane's reads of shared memory are done.
-__device__ __forceinline__ void products_wait(int) { __syncwarp(); }
+// Nothing to wait for: a product is done when it returns.
+__device__ __forceinline__ void products_wait(int) {}
 
 // The t-th product of a tile, as far as it takes `part` of x, which lies at `x_part`; weights
 // [kSets] sets at `w`; `first` whether they begin the sum.
@@ -755,16 +724,6 @@ __device__ __forceinline__ float slot_values(int slot) {
 // A value that is the same in all lanes, which this tells the compiler.
 __device__ __forceinline__ int same_in_warp(int value) {
   return __shfl_sync(0xffffffffu, value, 0);
-}
-
-// Sum over kLanes neighbouring lanes; every one of them gets the same bits.
-template <int kLanes>
-__device__ __forceinline__ float lanes_sum(float value) {
-#pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xffffffffu, value, offset);
-  }
-  return value;
 }
 
 // What the threads that multiply leave of a row: sums of the distances from the row's first value.
@@ -1041,7 +1000,7 @@ __device__ __forceinline__ void load_jobs(const float* x, const unsigned char* w
         }
       }
       fence_before_products();
-      mbarrier_arrive_warp(full + consumer * kSlots + slot_of(sequence, kParts - 1));  // (1)
+      mbarrier_arrive(full + consumer * kSlots + slot_of(sequence, kParts - 1));  // (1)
     }
   }
 }
@@ -1065,7 +1024,7 @@ __device__ __forceinline__ void chain_and_sums(float (&acc)[kBlocks][kN / 2],
   for (int t = 0; t < kBlocks; ++t) {
     products_wait(kBlocks - 1 - t);
     if (t + 1 == kBlocks) {
-      mbarrier_arrive_lane(empty);  // (2)
+      mbarrier_arrive(empty);  // (2)
     }
     const int left = kMasked ? (t / kColSteps < rows ? columns - t % kColSteps * kN : 0)
                              : kTileW - t % kColSteps * kN;  // columns of this product that count
@@ -1239,7 +1198,7 @@ __device__ __forceinline__ void finish_job(float (&acc)[kBlocks][kN / 2], int in
         }
       }
     }
-    mbarrier_arrive_warp(barriers.tile_full + consumer);  // (3)
+    mbarrier_arrive(barriers.tile_full + consumer);  // (3)
   }
 }
 
@@ -1274,12 +1233,12 @@ __device__ __forceinline__ void multiply_job(const Job& job, int index, int N, i
       start_product<0>(acc[t], t, w, x_parts + slot * kPartBytes, chunk == 0);
       if (kParts == 2 && t == 0) {
         products_wait(1);
-        mbarrier_arrive_lane(barriers.empty + low);  // (2)
+        mbarrier_arrive(barriers.empty + low);  // (2)
       }
     }
     if (chunk + 1 < kChunks) {
       products_wait(0);
-      mbarrier_arrive_lane(barriers.empty + slot);  // (2)
+      mbarrier_arrive(barriers.empty + slot);  // (2)
     }
   }
 
@@ -1316,7 +1275,7 @@ __device__ __forceinline__ Moments group_moments(const unsigned long long* parti
     for (int i = 0; i < kAtOnce; ++i) {
       bits[i] = first + i * 32 < kUnitJobs ? kAbsent : 0;
     }
-    do {  // every place that is still absent, again
+    do {  // every place that is still absent, again, until no lane has one: together is faster
       absent = false;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -1328,8 +1287,7 @@ __device__ __forceinline__ Moments group_moments(const unsigned long long* parti
       for (int i = 0; i < kAtOnce; ++i) {
         absent = absent || bits[i] == kAbsent;
       }
-    } while (absent);
-    __syncwarp();
+    } while (__any_sync(0xffffffffu, absent));
     const float near = __shfl_sync(0xffffffffu, as_pair(bits[0]).x, 0);
     Shifted own = {0.0f, 0.0f};
     float count = 0.0f;
@@ -1387,14 +1345,13 @@ __device__ __forceinline__ void make_norms(unsigned char* workspace, int jobs, i
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       unsigned long long bits = 0;
-      if (i * 32 + lane < kUnitGroups) {
-        do {
+      do {
+        if (i * 32 + lane < kUnitGroups) {
           bits = peek(statistics_of(workspace, job.unit_n, N) + i * 32 + lane);
-        } while (bits == kAbsent);
-      }
+        }
+      } while (__any_sync(0xffffffffu, bits == kAbsent));
       held[i] = as_pair(bits);
     }
-    __syncwarp();
     const int place = made % 2;
     if (made >= 2) {
       mbarrier_wait(barriers.norms_empty + place, (made / 2 - 1) % 2);  // (6)
@@ -1415,7 +1372,7 @@ __device__ __forceinline__ void make_norms(unsigned char* workspace, int jobs, i
         norms[channel] = {own.x, own.y * affine.x, affine.y, 0.0f};
       }
     }
-    mbarrier_arrive_warp(barriers.norms_full + place);  // (5)
+    mbarrier_arrive(barriers.norms_full + place);  // (5)
     ++made;
   }
 }
@@ -1522,8 +1479,8 @@ __device__ __forceinline__ void store_jobs(float* y, int jobs, int N, unsigned c
         store_runs<1>({one}, length);
       }
     }
-    mbarrier_arrive_warp(barriers.norms_empty + place);    // (6)
-    mbarrier_arrive_warp(barriers.tile_empty + consumer);  // (4)
+    mbarrier_arrive(barriers.norms_empty + place);    // (6)
+    mbarrier_arrive(barriers.tile_empty + consumer);  // (4)
   }
 }
 
@@ -1563,7 +1520,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) conv8x32_recompute_fus
   if (threadIdx.x < kNormsFull + 4) {
     const int one = threadIdx.x;
     const bool by_maker = one == kNormsFull || one == kNormsFull + 1;
-    mbarrier_init(first + one, by_maker ? 1 : one < kTileFull + kConsumers ? 4 : kStorers);
+    const bool by_storers = one >= kTileFull + kConsumers && !by_maker;
+    mbarrier_init(first + one, by_maker ? 32 : by_storers ? 32 * kStorers : 128);
   }
   for (int c = threadIdx.x; c < kC_out; c += kThreads) {
     reinterpret_cast<float2*>(smem + kAffineAt)[c] = make_float2(gamma[c], beta[c]);

@@ -1,6 +1,7 @@
-// Barriers in shared memory (PTX ISA, "mbarrier"): a phase ends when `count` arrivals have come;
-// who waits names the phase's parity. An arrival releases what its thread wrote, a wait acquires
-// it.
+// Barriers in shared memory (PTX ISA, "mbarrier"): a phase ends when `count` threads have arrived;
+// who waits names the phase's parity. An arrival releases what its thread did before, a wait
+// acquires it. Every thread arrives for itself: that is no slower than one lane for its warp, and
+// compute-sanitizer's racecheck follows it.
 
 __device__ __forceinline__ unsigned smem_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -11,19 +12,10 @@ __device__ __forceinline__ void mbarrier_init(unsigned long long* barrier, int c
                : "memory");
 }
 
-// One arrival for a warp, by its first lane; what the other lanes did must be ordered before.
-__device__ __forceinline__ void mbarrier_arrive_lane(unsigned long long* barrier) {
-  asm volatile(
-      "{\n  .reg .pred first;\n  .reg .b64 state;\n  setp.eq.u32 first, %1, 0;\n"
-      "  @first mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(smem_address(barrier)),
-      "r"(threadIdx.x % 32)
-      : "memory");
-}
-
-// The same after all lanes have come.
-__device__ __forceinline__ void mbarrier_arrive_warp(unsigned long long* barrier) {
-  __syncwarp();
-  mbarrier_arrive_lane(barrier);
+__device__ __forceinline__ void mbarrier_arrive(unsigned long long* barrier) {
+  asm volatile("{\n  .reg .b64 state;\n  mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(
+                   smem_address(barrier))
+               : "memory");
 }
 
 __device__ __forceinline__ bool mbarrier_passed(unsigned long long* barrier, unsigned parity) {
