@@ -18,7 +18,8 @@ import sys
 from pathlib import Path
 
 import torch
-from measure import SHAPES, context, shaped
+from measure import context
+from shapes import SHAPES, shaped
 
 import kgen
 from kgen.bench.counters import SHARES, SUMS, parse

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from shapes import SHAPES, shaped
 
 import kgen
 from kgen.bench.cuda import graphed
@@ -33,16 +34,6 @@ from kgen.spec import Schedule
 from kgen.verdict import CASES
 
 KINDS = ("cold", "warm", "graph")
-# What --shapes changes of a problem, one row each.
-SHAPES: dict[str, dict[str, object]] = {
-    "64x64": {"height": 64, "width": 64},
-    "128x128": {"height": 128, "width": 128},
-    "512x512": {"height": 512, "width": 512, "batch": 32},
-    "batch 1": {"batch": 1},
-    "batch 8": {"batch": 8},
-    "64 channels": {"out_channels": 64},
-    "5x5": {"kernel_size": (5, 5)},
-}
 FLUSH_BYTES = 256 << 20  # several times any L2
 
 
@@ -108,14 +99,6 @@ def time_rounds(
 def errors(spec: kgen.Spec, y: torch.Tensor, x: torch.Tensor, parameters: dict) -> dict:
     biggest, rms = largest_and_rms(spec, y, x, parameters)
     return {"max_error": biggest, "rms_error": rms}
-
-
-def shaped(spec: kgen.Spec, shape: str) -> kgen.Spec:
-    """The spec for another of SHAPES, its knobs chosen anew."""
-    problem = spec.problem.model_copy(update=SHAPES[shape])
-    name = "_".join([spec.name, *shape.split()])
-    new = spec.model_copy(update={"name": name, "problem": problem})
-    return new.model_copy(update={"schedule": type(spec.schedule)()})
 
 
 def measure(spec: kgen.Spec, strategies: list[str], rounds: int, cases: int) -> dict[str, object]:

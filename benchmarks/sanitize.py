@@ -2,10 +2,10 @@
 
     python benchmarks/sanitize.py specs/*.yaml --output benchmarks/results/h200_sanitizer.json
 
-One process a tool launches every spec with every strategy that fits it, a few samples at full size,
-through the driver API alone: no library's kernels run, each tensor is an allocation of its own, and
-every input byte is known to be written (the hybrid kernel gets random data for the convolution's
-output).
+One process a tool launches every spec, and with --shapes the first one in all shapes of
+shapes.py, with every strategy that fits it, a few samples at full size, through the driver API
+alone: no library's kernels run, each tensor is an allocation of its own, and every input byte is
+known to be written (the hybrid kernel gets random data for the convolution's output).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from shapes import SHAPES, shaped
 
 import kgen
 from kgen.build import compile_kernel
@@ -32,20 +33,28 @@ from kgen.spec import STRATEGIES
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 DYNAMIC_BATCH = 3
 MOST_SAMPLES = 3  # of a fixed batch: every sample takes the same path
+SHAPE = "="  # path=shape: one of measure.SHAPES of the spec in that file
 
 
-def variant(path: str, strategy: str) -> kgen.Spec:
-    return kgen.load_spec(path).with_strategy(strategy)
+def variant(case: str, strategy: str) -> kgen.Spec:
+    path, _, shape = case.partition(SHAPE)
+    spec = kgen.load_spec(path)
+    return (shaped(spec, shape) if shape else spec).with_strategy(strategy)
 
 
-def pairs(paths: list[str]) -> list[tuple[str, str]]:
-    """Specs and the strategies that fit them, a block that several specs share only once."""
+def label(case: str, strategy: str) -> str:
+    """A word: `conv8x32_k3_gn8.yaml=batch_8,recompute`."""
+    return f"{Path(case).name},{strategy}".replace(" ", "_")
+
+
+def pairs(cases: list[str]) -> list[tuple[str, str]]:
+    """Cases and the strategies that fit them, a block that several of them share only once."""
     found: dict[kgen.Spec, tuple[str, str]] = {}
-    for path in paths:
+    for case in cases:
         for strategy in STRATEGIES:
-            spec = variant(path, strategy)
+            spec = variant(case, strategy)
             if not check(spec):
-                found.setdefault(spec.model_copy(update={"name": "block"}), (path, strategy))
+                found.setdefault(spec.model_copy(update={"name": "block"}), (case, strategy))
     return list(found.values())
 
 
@@ -77,11 +86,11 @@ def sizes(spec: kgen.Spec, manifest: dict, N: int) -> dict[str, int]:
     }
 
 
-def launch_once(path: str, strategy: str) -> None:
+def launch_once(case: str, strategy: str) -> None:
     """Launch all kernels of one package on random data and check that y is finite."""
     from cuda.bindings import driver
 
-    spec = variant(path, strategy)
+    spec = variant(case, strategy)
     plan = kgen.make_plan(spec)
     manifest = make_manifest(spec, plan)
     N = min(plan.g.N or DYNAMIC_BATCH, MOST_SAMPLES)
@@ -117,38 +126,38 @@ def launch_once(path: str, strategy: str) -> None:
     call(driver.cuMemcpyDtoH(y.ctypes.data, memory["y"], y.nbytes))
     for one in memory.values():
         call(driver.cuMemFree(one))
-    print(f"ran {Path(path).name} {strategy} finite={bool(np.isfinite(y).all())}", flush=True)
+    print(f"ran {label(case, strategy)} finite={bool(np.isfinite(y).all())}", flush=True)
 
 
-def child(paths: list[str]) -> None:
+def child(cases: list[str]) -> None:
     from cuda.bindings import driver
 
     call(driver.cuInit(0))
     context = call(driver.cuDevicePrimaryCtxRetain(call(driver.cuDeviceGet(0))))
     call(driver.cuCtxSetCurrent(context))
-    for path, strategy in pairs(paths):
-        launch_once(path, strategy)
+    for case, strategy in pairs(cases):
+        launch_once(case, strategy)
 
 
-def run(tool: str, paths: list[str], seconds: float) -> dict[str, object]:
+def run(tool: str, cases: list[str], seconds: float) -> dict[str, object]:
     command = [
         "compute-sanitizer", "--tool", tool, "--error-exitcode", "9",
-        sys.executable, __file__, "--child", *paths,
+        sys.executable, __file__, "--child", *cases,
     ]  # fmt: skip
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
         output, code = done.stdout + done.stderr, done.returncode
     except subprocess.TimeoutExpired as late:
         output, code = (late.stdout or b"").decode(), 124
-    ran = re.findall(r"ran (\S+) (\S+) finite=(\w+)", output)
+    ran = re.findall(r"ran (\S+) finite=(\w+)", output)
     summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", output)
-    complete = len(ran) == len(pairs(paths)) and all(one[2] == "True" for one in ran)
+    complete = len(ran) == len(pairs(cases)) and all(finite == "True" for _, finite in ran)
     result: dict[str, object] = {
         "tool": tool,
         "clean": code == 0 and complete and bool(summary),
         "exit_code": code,
         "summary": summary,
-        "ran": [f"{spec} {strategy}" for spec, strategy, _ in ran],
+        "ran": [name for name, _ in ran],
     }
     if not result["clean"]:
         result["output"] = output[-2000:]
@@ -161,20 +170,20 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("specs", nargs="+")
+    parser.add_argument("--shapes", action="store_true", help="other shapes of the first spec too")
     parser.add_argument("--seconds", type=float, default=150, help="limit for one tool")
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    for path, strategy in pairs(arguments.specs):  # into the cache, outside the sanitizer
-        compile_kernel(render(variant(path, strategy))["kernel.cu"], "sm_90a")
-    with ThreadPoolExecutor(len(TOOLS)) as pool:
-        results = list(pool.map(lambda tool: run(tool, arguments.specs, arguments.seconds), TOOLS))
-    sys.path.insert(0, str(Path(__file__).parent))
-    from measure import context
+    cases = list(arguments.specs)
+    if arguments.shapes:
+        cases += [f"{cases[0]}{SHAPE}{shape}" for shape in SHAPES]
+    with ThreadPoolExecutor() as pool:  # into the cache, outside the sanitizer
+        sources = [render(variant(*pair))["kernel.cu"] for pair in pairs(cases)]
+        list(pool.map(lambda source: compile_kernel(source, "sm_90a"), sources))
+        results = list(pool.map(lambda tool: run(tool, cases, arguments.seconds), TOOLS))
+    from measure import context  # brings torch, which the children do without
 
-    digests = {
-        f"{Path(path).name} {strategy}": kernel_digest(variant(path, strategy))
-        for path, strategy in pairs(arguments.specs)
-    }
+    digests = {label(*pair): kernel_digest(variant(*pair)) for pair in pairs(cases)}
     record = {**context("sanitize.py"), "kernel_sha256": digests, "results": results}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(record, indent=1) + "\n")

@@ -123,9 +123,7 @@ def clock_reads() -> Change:
         ),
         here("    float2 held[kHeld];", _mark("3", "0", 4), before=True),
         here("    const int place = made % 2;\n", _mark("3", "1", 4), before=True),
-        here(
-            "    mbarrier_arrive(barriers.norms_full + place);  // (5)\n", _mark("3", "2", 4)
-        ),
+        here("    mbarrier_arrive(barriers.norms_full + place);  // (5)\n", _mark("3", "2", 4)),
         (
             "        load_pixels(x_n, job, chunk * kChunkC, batch, v);\n",
             _mark("4", "0", 8, wide)
