@@ -23,7 +23,9 @@ from kgen.emit import render
 Change = tuple[tuple[str, str], ...]
 
 STAGES: dict[str, Change] = {
-    "no waiting for statistics": (("while (bits == kAbsent);", "while (false);"),),
+    "no waiting for statistics": (
+        ("while (__any_sync(0xffffffffu, bits == kAbsent));", "while (false);"),
+    ),
     "no storing": (
         (
             "          store_vector_streaming<kVecY>(target",

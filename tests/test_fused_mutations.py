@@ -22,12 +22,12 @@ pytestmark = pytest.mark.nvrtc
 
 HANG = "no progress|deadlock"  # what the simulator says of a launch that never ends
 ONE, TWO = ("single_pass",), ("recompute",)
-RAGGED, CHUNKED, STEPPED = "ragged", "chunked", "stepped"
+RAGGED, CHUNKED, STEPPED, UNEVEN = "ragged", "chunked", "stepped", "uneven"
 
 # ragged: 4 tiles a sample, of which 3 have rows or columns outside the output; runs that start
 # anywhere in a line; one unit of several groups. chunked: two chunks of input channels, two units,
 # tiles that cover the output exactly and span its width. stepped: tiles of several products, of
-# which the last has a row outside the output.
+# which the last has a row outside the output. uneven: a last tile that only some warps fill.
 PROBLEMS = {
     RAGGED: {"batch": 3, "in_channels": 5, "out_channels": 12, "height": 9, "width": 15,
              "kernel_size": 3},
@@ -35,9 +35,14 @@ PROBLEMS = {
               "kernel_size": [1, 3]},
     STEPPED: {"batch": 2, "in_channels": 3, "out_channels": 64, "height": 9, "width": 15,
               "kernel_size": 3},
+    UNEVEN: {"batch": 2, "in_channels": 3, "out_channels": 16, "height": 8, "width": 10,
+             "kernel_size": 3},
 }  # fmt: skip
-KNOBS = {RAGGED: {"tile_h": 4, "tile_w": 8}, CHUNKED: {"tile_h": 1}, STEPPED: {"tile_h": 4}}
-GROUPS = {RAGGED: 4, CHUNKED: 2, STEPPED: 1}
+KNOBS = {
+    RAGGED: {"tile_h": 4, "tile_w": 8}, CHUNKED: {"tile_h": 1}, STEPPED: {"tile_h": 4},
+    UNEVEN: {"tile_h": 4},
+}  # fmt: skip
+GROUPS = {RAGGED: 4, CHUNKED: 2, STEPPED: 1, UNEVEN: 4}
 
 
 def spec_for(name: str, strategy: str, target: str = "sm_90a") -> Spec:
@@ -84,18 +89,21 @@ BUGS = [
         "(kConsumers * turn + consumer) * (kChunks * kParts)",
         "(kConsumers * turn + consumer) * kParts", "", CHUNKED),
     Bug("the low part's place is freed while its products run",
-        "        products_wait(1);\n        mbarrier_arrive(barriers.empty + low);  // (2)",
-        "        mbarrier_arrive(barriers.empty + low);  // (2)", "race in shared memory"),
+        "        products_wait(1);\n        mbarrier_arrive_lane(barriers.empty + low);  // (2)",
+        "        mbarrier_arrive_lane(barriers.empty + low);  // (2)", "race in shared memory"),
     Bug("the stage is freed before the last products are waited for",
         "    products_wait(kBlocks - 1 - t);\n    if (t + 1 == kBlocks) {\n"
-        "      mbarrier_arrive(empty);  // (2)\n    }",
-        "    if (t + 1 == kBlocks) {\n      mbarrier_arrive(empty);  // (2)\n    }\n"
+        "      mbarrier_arrive_lane(empty);  // (2)\n    }",
+        "    if (t + 1 == kBlocks) {\n      mbarrier_arrive_lane(empty);  // (2)\n    }\n"
         "    products_wait(kBlocks - 1 - t);", "race in shared memory"),
     Bug("the stage is freed before a chunk's products are waited for",
-        "      products_wait(0);\n      mbarrier_arrive(barriers.empty + slot);  // (2)",
-        "      mbarrier_arrive(barriers.empty + slot);  // (2)", "", CHUNKED),
+        "      products_wait(0);\n      mbarrier_arrive_lane(barriers.empty + slot);  // (2)",
+        "      mbarrier_arrive_lane(barriers.empty + slot);  // (2)", "", CHUNKED),
     Bug("sums are read while the last products run",
         "products_wait(kBlocks - 1 - t);", "products_wait(kBlocks - t);"),
+    Bug("warps of one warpgroup wait for their products in different places",
+        "(job.p0 + kTileH <= kP && columns == kTileW)",
+        "(rows == kRowSteps && columns == kTileW)", "divergent warpgroup", UNEVEN),
     Bug("registers are not fenced before the products", "  products_begin();\n", ""),
     Bug("every chunk goes to the first consumer",
         "mbarrier_arrive(full + consumer * kSlots + slot_of",
@@ -117,9 +125,10 @@ BUGS = [
     Bug("lanes sum from values of their own",
         "pivot[half] = __shfl_sync(0xffffffffu, v, threadIdx.x % 32 / 4 * 4);",
         "pivot[half] = v;"),
-    Bug("statistics are made before all partials are there", "while (__any_sync(0xffffffffu, absent));",
-        "while (false);"),
-    Bug("statistics are read before they are there", "while (__any_sync(0xffffffffu, bits == kAbsent));", "while (false);", "", CHUNKED, ONE),  # those of recompute are there for long
+    Bug("statistics are made before all partials are there",
+        "while (__any_sync(0xffffffffu, absent));", "while (false);"),
+    Bug("statistics are read before they are there",  # those of recompute are there for long
+        "while (__any_sync(0xffffffffu, bits == kAbsent));", "while (false);", "", CHUNKED, ONE),
     Bug("makers wait before they make", "      make_statistics(job, workspace, N);\n",
         "      while (peek(statistics_of(workspace, job.unit_n, N)) == kAbsent) {\n      }\n"
         "      make_statistics(job, workspace, N);\n", HANG, strategies=ONE),
@@ -256,6 +265,8 @@ def test_the_problems_hold_what_the_bugs_need():
         assert chunked.weights_resident
         stepped = make_plan(spec_for(STEPPED, strategy)).fused
         assert (stepped.rows_m, stepped.row_steps, stepped.is_whole) == (1, 4, False)
+        uneven = make_plan(spec_for(UNEVEN, strategy)).fused
+        assert (uneven.rows_m, uneven.row_steps, uneven.g.P % uneven.tile_h) == (4, 1, 2)
         assert {one.slots - one.math.parts for one in (ragged, chunked, stepped)} == {1}
 
 

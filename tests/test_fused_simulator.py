@@ -123,6 +123,9 @@ SHAPES = {
         16, {"batch": 1, "in_channels": 8, "out_channels": 16, "height": 13, "width": 29,
              "knobs": {"tile_h": 8, "tile_w": 16}}, AFFINE,
         lambda tile: not tile.is_whole and tile.unit_groups == 16 and not tile.whole_rows),
+    "a last tile that only some warps fill": Shape(
+        4, {"in_channels": 8, "out_channels": 16, "height": 8, "knobs": {"tile_h": 4}}, AFFINE,
+        lambda tile: (tile.rows_m, tile.row_steps, tile.g.P % tile.tile_h) == (4, 1, 2)),
     "odd width": Shape(
         4, {"height": 9, "width": 15, "kernel_size": [3, 1]}, ("gelu",),
         lambda tile: tile.vec == 1),

@@ -474,9 +474,29 @@ def test_the_wait_of_another_warp_tells_nothing():
     again = "product(x, desc(sa, 128, 256), desc(sb, 128, 256), 1); CLOSE;"
     some = "if (WARP == 0) AWAIT(0); MORE if (WARP == 1) sb[TID % 32] = 0; AWAIT(0);"
     edit = (AWAITED, f"CLOSE; AWAIT(0); {again} {some}")
-    assert not changed((edit[0], edit[1].replace("MORE", "AWAIT(0);")), threads=128).kinds
+    ran = changed((edit[0], edit[1].replace("MORE", "AWAIT(0);")), threads=128)
+    assert ran.kinds == {"divergent warpgroup instruction"}, ran.text
     ran = changed((edit[0], edit[1].replace("MORE", "")), threads=128)
-    assert ran.kinds == {"race in shared memory"}, ran.text
+    assert ran.kinds == {"race in shared memory", "divergent warpgroup instruction"}, ran.text
+
+
+def test_all_warps_of_a_warpgroup_wait_in_the_same_place():
+    """They need not come together, but through the same instruction."""
+    apart = (AWAITED, "CLOSE; if (WARP % 4 == 0) { AWAIT(0); } else { AWAIT(0); }")
+    ran = changed(apart)
+    assert ran.kinds == {"divergent warpgroup instruction"}, ran.text
+    assert "other warps of the warpgroup execute PTX line" in ran.text
+    by_warpgroup = (AWAITED, "CLOSE; if (WARP < 4) { AWAIT(0); } else { AWAIT(0); }")
+    ran = changed(by_warpgroup)
+    assert not ran.kinds, ran.text
+
+
+def test_all_warps_of_a_warpgroup_deal_registers_in_the_same_place():
+    deal = 'asm volatile("setmaxnreg.dec.sync.aligned.u32 104;");'
+    ran = changed((AWAITED, f"{AWAITED} if (WARP % 4 < 2) {{ {deal} }} else {{ {deal} }}"))
+    assert ran.kinds == {"divergent warpgroup instruction"}, ran.text
+    ran = changed((AWAITED, f"{AWAITED} {deal}"))
+    assert not ran.kinds, ran.text
 
 
 def test_a_warp_may_write_what_its_own_warpgroup_multiplies():

@@ -332,10 +332,9 @@ __device__ __forceinline__ float reciprocal_deviation(const Moments& moments, fl
   return 1.0f / sqrtf(moments.m2 / moments.count + eps);
 }
 
-// Barriers in shared memory (PTX ISA, "mbarrier"): a phase ends when `count` threads have arrived;
+// Barriers in shared memory (PTX ISA, "mbarrier"): a phase ends when `count` arrivals have come;
 // who waits names the phase's parity. An arrival releases what its thread did before, a wait
-// acquires it. Every thread arrives for itself: that is no slower than one lane for its warp, and
-// compute-sanitizer's racecheck follows it.
+// acquires it.
 
 __device__ __forceinline__ unsigned smem_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
@@ -350,6 +349,14 @@ __device__ __forceinline__ void mbarrier_arrive(unsigned long long* barrier) {
   asm volatile("{\n  .reg .b64 state;\n  mbarrier.arrive.shared.b64 state, [%0];\n}" ::"r"(
                    smem_address(barrier))
                : "memory");
+}
+
+// One arrival for a warp, by its first lane; what the other lanes did must be ordered before. It
+// spares a warp that multiplies a little, but compute-sanitizer's racecheck does not follow it.
+__device__ __forceinline__ void mbarrier_arrive_lane(unsigned long long* barrier) {
+  if (threadIdx.x % 32 == 0) {
+    mbarrier_arrive(barrier);
+  }
 }
 
 __device__ __forceinline__ bool mbarrier_passed(unsigned long long* barrier, unsigned parity) {
@@ -633,8 +640,8 @@ __device__ __forceinline__ void give_registers() {}
 template <int>
 __device__ __forceinline__ void take_registers() {}
 
-// Nothing to wait for: a product is done when it returns.
-__device__ __forceinline__ void products_wait(int) {}
+// Every lane's reads of shared memory are done.
+__device__ __forceinline__ void products_wait(int) { __syncwarp(); }
 
 // The t-th product of a tile, as far as it takes `part` of x, which lies at `x_part`; weights
 // [kSets] sets at `w`; `first` whether they begin the sum.
@@ -1024,7 +1031,7 @@ __device__ __forceinline__ void chain_and_sums(float (&acc)[kBlocks][kN / 2],
   for (int t = 0; t < kBlocks; ++t) {
     products_wait(kBlocks - 1 - t);
     if (t + 1 == kBlocks) {
-      mbarrier_arrive(empty);  // (2)
+      mbarrier_arrive_lane(empty);  // (2)
     }
     const int left = kMasked ? (t / kColSteps < rows ? columns - t % kColSteps * kN : 0)
                              : kTileW - t % kColSteps * kN;  // columns of this product that count
@@ -1141,7 +1148,9 @@ __device__ __forceinline__ void finish_job(float (&acc)[kBlocks][kN / 2], int in
   const int rows = (min(kTileH, kP - job.p0) - row_of(threadIdx.x) + kRowsM - 1) / kRowsM;
   const int columns = min(kTileW, kQ - job.q0);
   RowSums sums[2];
-  if (kWholeTiles || (rows == kRowSteps && columns == kTileW)) {
+  // The same for all warps, which must wait for their products in the same place.
+  const bool whole = kWholeTiles || (job.p0 + kTileH <= kP && columns == kTileW);
+  if (whole) {
     chain_and_sums<kMoments, false>(acc, f, affine, rows, columns, job.n >> 31,
                                     barriers.empty + slot, sums);
   } else {
@@ -1233,12 +1242,12 @@ __device__ __forceinline__ void multiply_job(const Job& job, int index, int N, i
       start_product<0>(acc[t], t, w, x_parts + slot * kPartBytes, chunk == 0);
       if (kParts == 2 && t == 0) {
         products_wait(1);
-        mbarrier_arrive(barriers.empty + low);  // (2)
+        mbarrier_arrive_lane(barriers.empty + low);  // (2)
       }
     }
     if (chunk + 1 < kChunks) {
       products_wait(0);
-      mbarrier_arrive(barriers.empty + slot);  // (2)
+      mbarrier_arrive_lane(barriers.empty + slot);  // (2)
     }
   }
 
@@ -1519,9 +1528,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) conv8x32_recompute_fus
 
   if (threadIdx.x < kNormsFull + 4) {
     const int one = threadIdx.x;
+    // (2) counts warps, the others threads: of the maker, of the storers, of a warpgroup.
     const bool by_maker = one == kNormsFull || one == kNormsFull + 1;
     const bool by_storers = one >= kTileFull + kConsumers && !by_maker;
-    mbarrier_init(first + one, by_maker ? 32 : by_storers ? 32 * kStorers : 128);
+    const bool by_warps = one >= kFull && one < kTileFull;
+    mbarrier_init(first + one,
+                  by_warps ? 4 : by_maker ? 32 : by_storers ? 32 * kStorers : 128);
   }
   for (int c = threadIdx.x; c < kC_out; c += kThreads) {
     reinterpret_cast<float2*>(smem + kAffineAt)[c] = make_float2(gamma[c], beta[c]);

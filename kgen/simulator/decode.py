@@ -129,7 +129,8 @@ class _Decoder:
         if op[0] in collectives.OPCODES:
             return Decoded(instruction, collectives.decode(self, instruction), None, "collective")
         if op[0] == "setmaxnreg":
-            return Decoded(instruction, tensor.whole_warps_only, None, "fence")
+            step = warpgroup.deal_registers(self, instruction)
+            return Decoded(instruction, step, None, "fence")
         if op[0] in ("nanosleep", "griddepcontrol"):
             return Decoded(instruction, lambda resident, active: None, None, "fence")
         return Decoded(instruction, self._arithmetic(instruction), None, _category(op))

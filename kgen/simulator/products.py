@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kgen.simulator.access import Place
     from kgen.simulator.decode import Active
     from kgen.simulator.machine import Resident
+    from kgen.simulator.ptx import Instruction
 
 GROUP = 128  # threads of a warpgroup
 DIVERGENT = "divergent warpgroup instruction"
@@ -60,6 +61,10 @@ class Warpgroups:
         self._ended: dict[int, list[int]] = {}  # warpgroup -> time at which each group ended
         self._matrices: dict[Accumulators, Any] = {}
         self._place: dict[str, tuple[Accumulators, int]] = {}  # of a register in them
+        # Instructions that a whole warpgroup must execute: how many a warp has, and, by warpgroup
+        # and turn, the PTX line of those that some of its warps have executed, and how many.
+        self._turns = np.zeros(warps, dtype=np.int64)
+        self._lines: dict[tuple[int, int], tuple[int, int]] = {}
 
     # ---- Accumulators -------------------------------------------------------------------------
 
@@ -141,6 +146,24 @@ class Warpgroups:
         block, inside = divmod(group, self.per_block)
         first = block * (self._threads // 32) + 4 * inside
         return np.arange(first, min(first + 4, (block + 1) * (self._threads // 32)))
+
+    def aligned(self, resident: Resident, warps: Any, instruction: Instruction) -> None:
+        """Report warps that are elsewhere than the others of their warpgroup were in this turn.
+
+        PTX ISA, "wgmma.fence", "wgmma.wait_group", "setmaxnreg": .aligned has all threads of the
+        warpgroup execute the same instruction, though they need not arrive together.
+        """
+        if not resident.options.checks:
+            return
+        for warp in warps.tolist():
+            group, turn = int(self.group_of_warp[warp]), int(self._turns[warp])
+            self._turns[warp] += 1
+            line, count = self._lines.pop((group, turn), (instruction.line, 0))
+            if line != instruction.line:
+                detail = f"other warps of the warpgroup execute PTX line {line} instead"
+                resident.report(DIVERGENT, warp * 32, detail)
+            if count + 1 < len(self.warps(group)):
+                self._lines[group, turn] = (line, count + 1)
 
     # ---- Products under way -------------------------------------------------------------------
 

@@ -54,11 +54,6 @@ def require_whole(resident: Resident, threads: Any) -> None:
         )
 
 
-def whole_warps_only(resident: Resident, active: Active) -> None:
-    """The step of an instruction that does nothing here but needs whole warps."""
-    require_whole(resident, resident.threads(active))
-
-
 def _by_warp(resident: Resident, active: Active, values: Any) -> Any:
     """Values of the active threads as [warps, lanes] of all resident warps; 0 where not active."""
     if active is None:

@@ -9,7 +9,8 @@ and rounded once to fp32 as `tensor` does for mma; what is asynchronous about it
   that is not ordered behind a wait. Each warpgroup has a column of its own in the clocks: the wait
   of any of its warps tells that warp of the end of the whole product;
 - its registers must not be touched before that wait, and not written before it without a
-  wgmma.fence between (`inflight`).
+  wgmma.fence between (`inflight`);
+- fences, commits and waits must be the same for all warps of a warpgroup (`products`).
 
 A product is executed when all four warps are there; `products` keeps its results. Only f16, bf16
 and tf32 with fp32 accumulators and matrices along k without swizzle are known. Products that nobody
@@ -50,7 +51,7 @@ def decode(decoder: _Decoder, instruction: Instruction) -> Step:
     if op[1] == "fence":
 
         def fence(resident: Resident, active: Active) -> None:
-            warps = _warps(resident, active)
+            warps = _warps(resident, active, instruction)
             resident.warpgroups.fenced[warps] = True
             resident.inflight.fence(warps)
 
@@ -58,7 +59,7 @@ def decode(decoder: _Decoder, instruction: Instruction) -> Step:
     if op[1] == "commit_group":
 
         def commit(resident: Resident, active: Active) -> None:
-            resident.warpgroups.committed[_warps(resident, active)] += 1
+            resident.warpgroups.committed[_warps(resident, active, instruction)] += 1
 
         return commit
     if op[1] == "wait_group":
@@ -68,16 +69,29 @@ def decode(decoder: _Decoder, instruction: Instruction) -> Step:
         allowed = count.bits
 
         def wait(resident: Resident, active: Active) -> None:
-            resident.warpgroups.wait(resident, _warps(resident, active), allowed)
+            warps = _warps(resident, active, instruction)
+            resident.warpgroups.wait(resident, warps, allowed)
 
         return wait
     raise PtxError(f"unknown form {instruction.name}")
 
 
-def _warps(resident: Resident, active: Active) -> Any:
+def deal_registers(decoder: _Decoder, instruction: Instruction) -> Step:
+    """The step of setmaxnreg, of which only the alignment matters here."""
+
+    def deal(resident: Resident, active: Active) -> None:
+        _warps(resident, active, instruction)
+
+    return deal
+
+
+def _warps(resident: Resident, active: Active, instruction: Instruction) -> Any:
+    """The warps that execute an .aligned instruction, which must be whole."""
     threads = resident.threads(active)
     require_whole(resident, threads)
-    return warps_of(threads)
+    warps = warps_of(threads)
+    resident.warpgroups.aligned(resident, warps, instruction)
+    return warps
 
 
 def _names(operand: Operand, what: str) -> tuple[str, ...]:
