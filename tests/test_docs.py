@@ -15,6 +15,9 @@ from kgen.spec import FUSED, STRATEGIES, load_spec, parse_spec
 from kgen.yaml_source import parse_yaml
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import sanitize
+
 README = (ROOT / "README.md").read_text()
 BLOCKS = ROOT / "benchmarks/results/h200_blocks.json"
 SHAPES = ROOT / "benchmarks/results/h200_shapes.json"
@@ -85,36 +88,20 @@ def test_the_measured_kernels_are_right_and_free_of_failures():
                     assert row["verified_cases"] >= 3, (spec["name"], label)
 
 
-# The flagship was another spec when this was recorded; the fused strategies did not exist.
-RECORDED_LATER = {"conv8x32_k3_gn8.yaml", "conv8x32_two_kernel.yaml", "conv8x32_recompute.yaml"}
-
-
 def test_sanitizer_verdicts_are_complete_and_clean():
     record = json.loads((ROOT / "benchmarks/results/h200_sanitizer.json").read_text())
-    wanted = {
-        f"{path.name} {strategy}"
-        for path in (ROOT / "specs").glob("*.yaml")
-        for strategy in ("two_kernel", "hybrid")
-        if path.name not in RECORDED_LATER
-    }
-    assert {one["tool"] for one in record["results"]} == {
-        "memcheck", "racecheck", "initcheck", "synccheck",
-    }  # fmt: skip
+    cases = [str(path) for path in sorted((ROOT / "specs").glob("*.yaml"))]
+    flagship = str(ROOT / "specs/conv8x32_k3_gn8.yaml")
+    cases = [flagship, *(one for one in cases if one != flagship)]
+    cases += [f"{flagship}={shape}" for shape in sanitize.SHAPES]
+    wanted = {sanitize.label(*pair): pair for pair in sanitize.pairs(cases)}
+    assert {one["tool"] for one in record["results"]} == set(sanitize.TOOLS)
     for one in record["results"]:
         assert one["clean"], one["tool"]
-        assert set(one["ran"]) >= wanted
-    for key in wanted:
-        assert record["kernel_sha256"][key] == kernel_digest(*key.split()), key
-
-
-def test_sanitizer_verdicts_on_the_fused_kernels_are_of_these_kernels():
-    record = json.loads((ROOT / "benchmarks/results/h200_sanitizer_fused.json").read_text())
-    assert {key.split()[1] for key in record["kernel_sha256"]} == set(STRATEGIES)
-    for key, digest in record["kernel_sha256"].items():
-        assert digest == kernel_digest(*key.split()), key
-    verdicts = {one["tool"]: one["clean"] for one in record["results"]}
-    said = "`racecheck` reports" in README
-    assert verdicts == dict.fromkeys(verdicts, True) | {"racecheck": not said}
+        assert set(one["ran"]) == set(wanted)
+    for label, pair in wanted.items():
+        digest = sanitize.kernel_digest(sanitize.variant(*pair))
+        assert record["kernel_sha256"][label] == digest, label
 
 
 def test_counters_are_of_the_flagship_as_it_is():

@@ -164,7 +164,7 @@ BUGS = [
         "reinterpret_cast<const float*>(smem + kTilesAt) + consumer * kTileFloats;",
         "reinterpret_cast<const float*>(smem + kTilesAt) + (1 - consumer) * kTileFloats;"),
     Bug("two of the warps that store free the tile", "by_storers ? 32 * kStorers : 128);",
-        "by_storers ? 32 * 2 : 128);"),
+        "by_storers ? 32 * 2 : 128);", strategies=ONE),
     Bug("one warp finishes a tile", "by_storers ? 32 * kStorers : 128);",
         "by_storers ? 32 * kStorers : one >= kTileFull ? 32 : 128);"),
     Bug("a barrier counts warps", "by_maker ? 32 :", "by_maker ? 1 :", HANG, strategies=ONE),
