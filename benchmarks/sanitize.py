@@ -24,10 +24,10 @@ import numpy as np
 from shapes import SHAPES, shaped
 
 import kgen
+from kgen._launching import grid
 from kgen.build import compile_kernel
 from kgen.constraints import check
 from kgen.emit import make_manifest, render
-from kgen.runtime import grid
 from kgen.spec import STRATEGIES
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")

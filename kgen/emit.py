@@ -30,7 +30,12 @@ from kgen.version import __version__
 
 # Files that `kgen build` or Python leave beside the emitted ones; no part of the golden record.
 _BESIDE = ("build.json", "__pycache__")
-_RUNTIME_FILES = {"_runtime.py": "runtime.py", "_op.py": "op.py", "_compiler.py": "compiler.py"}
+_RUNTIME_FILES = {
+    "_runtime.py": "runtime.py",
+    "_launching.py": "_launching.py",
+    "_op.py": "op.py",
+    "_compiler.py": "compiler.py",
+}
 
 
 def f32(value: float) -> str:
@@ -150,7 +155,7 @@ def make_manifest(spec: Spec, plan: Plan) -> dict[str, Any]:
         "spec": spec.canonical(),
         "parameters": {key: list(shape) for key, shape in plan.parameter_shapes.items()},
         "output": {"C_out": plan.g.C_out, "P": plan.g.P, "Q": plan.g.Q},
-        "x_alignment": 4 * plan.tile.copy if plan.tile else 4,
+        "x_alignment": plan.x_alignment,
         "convolution": _convolution(plan) if plan.strategy == "hybrid" else None,
         "launches": [asdict(launch) for launch in plan.launches],
         "workspace_floats": plan.workspace_fixed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import hashlib
 import importlib.util
 import json
@@ -23,6 +24,7 @@ from kgen.spec import Schedule, Spec, load_spec
 
 _log = logging.getLogger("kgen")
 _lock = threading.RLock()
+_REGENERATING = "RegeneratingBlock"
 
 
 def import_package(folder: Path) -> ModuleType:
@@ -59,7 +61,30 @@ def import_package(folder: Path) -> ModuleType:
         except BaseException:
             del sys.modules[name]
             raise
+        for block in (module.FusedBlock, module.ModelNew):
+            copyreg.pickle(block, _reduced)
         return module
+
+
+def _reduced(block: Any) -> tuple[Any, ...]:
+    """How a block is pickled and copied: its package under a name that other processes know."""
+    cls = type(block)
+    package = sys.modules[block.package_name]
+    where = (cls.__name__, str(package._FOLDER), package.spec, package.spec_hash)
+    return _restored, where, block.__getstate__()
+
+
+def _restored(name: str, folder: str, canonical: Mapping[str, Any], spec_hash: str) -> Any:
+    """An empty block of a package: the one in that folder, or emitted anew if it is gone."""
+    try:
+        package: Any = import_package(Path(folder))
+        found = package.spec_hash == spec_hash
+    except UsageError:
+        found = False
+    if not found:
+        package = package_of(spec_from_canonical(canonical))
+    cls = _regenerating(package) if name == _REGENERATING else getattr(package, name)
+    return cls.__new__(cls)
 
 
 def package_of(spec: Spec) -> ModuleType:
@@ -187,4 +212,6 @@ def _regenerating(package: Any) -> Any:
             state = dict(self.named_parameters())
             return chosen.fused_block(x, *(state[key] for key in chosen.PARAMETERS))
 
+    assert RegeneratingBlock.__name__ == _REGENERATING
+    copyreg.pickle(RegeneratingBlock, _reduced)
     return RegeneratingBlock

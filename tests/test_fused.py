@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from kgen import compiler
+from kgen._launching import grid as runtime_grid
 from kgen.arch import ARCHS
 from kgen.compiler import compile_source, parse_resources
 from kgen.emit import render
@@ -28,7 +29,6 @@ from kgen.fused import (
 )
 from kgen.math_kinds import MATHS
 from kgen.plan import make_plan
-from kgen.runtime import grid as runtime_grid
 from kgen.spec import FUSED, load_spec
 
 FEW = settings(

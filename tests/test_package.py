@@ -379,15 +379,35 @@ def test_only_the_gradients_that_are_wanted_are_computed(package):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast_gives_what_the_eager_block_gives_or_names_the_dtype(package, dtype):
+def test_autocast_gives_the_eager_block_s_dtype_and_float32_s_accuracy(package, dtype):
     block, eager = pair(package, spec_of())
     x = x_of(spec_of())
+    exact, rounded = eager(x), eager(x.to(dtype).float())
     with torch.autocast("cpu", dtype):
-        y, wanted = block(x), eager(x)
-        assert y.dtype == wanted.dtype == torch.float32
-        torch.testing.assert_close(y, wanted)
-        with pytest.raises(TypeError, match=rf"x is {dtype}, built for torch\.float32"):
+        for given, wanted in ((x, exact), (x.to(dtype), rounded)):
+            y, as_autocast = block(given), eager(given)
+            assert y.dtype == as_autocast.dtype == torch.float32
+            torch.testing.assert_close(y, wanted)
+            torch.testing.assert_close(y, as_autocast, atol=0.1, rtol=0.1)
+        with torch.autocast("cpu", enabled=False), pytest.raises(TypeError, match=f"x is {dtype}"):
             block(x.to(dtype))
+    with pytest.raises(TypeError, match=rf"x is {dtype}, built for torch\.float32"):
+        block(x.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_under_autocast_have_the_inputs_dtypes(package, dtype):
+    block, eager = pair(package, spec_of())
+    x = x_of(spec_of()).to(dtype).requires_grad_()
+    with torch.autocast("cpu", dtype):
+        block(x).square().sum().backward()
+    x_exact = x.detach().float().requires_grad_()
+    eager(x_exact).square().sum().backward()
+    assert x.grad.dtype == dtype
+    torch.testing.assert_close(x.grad, x_exact.grad.to(dtype))
+    for one, other in zip(block.parameters(), eager.parameters(), strict=True):
+        assert one.grad.dtype == torch.float32
+        torch.testing.assert_close(one.grad, other.grad)
 
 
 def test_meta_tensors_give_the_shape(package):

@@ -6,7 +6,6 @@ nothing of kgen. Needs torch, and cuda-bindings once something is launched.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import threading
@@ -16,12 +15,10 @@ from typing import Any
 
 import torch
 
-_JOB_SLACK = 1 << 16  # numbers of jobs that a block adds before it compares
+from ._launching import Launch, LaunchError, check_size, checked, current_stream, most_samples
+
 _STATIC_SMEM_LIMIT = 49152  # bytes of shared memory a block gets without opting in
-
-
-class LaunchError(RuntimeError):
-    """A kernel could not be loaded or launched. The message names the kernel and the reason."""
+_DENSE = (torch.Tensor, torch.nn.Parameter)  # subclasses may mean something else by their data
 
 
 class Block:
@@ -44,7 +41,9 @@ class Block:
         problem = manifest["spec"]["problem"]
         self.batch: int | None = None if problem["batch"] == "dynamic" else problem["batch"]
         self.sample = (problem["in_channels"], problem["height"], problem["width"])
+        # In the order in which the torch op takes them.
         self.parameter_shapes = {key: tuple(shape) for key, shape in manifest["parameters"].items()}
+        self._shapes = [torch.Size(shape) for shape in self.parameter_shapes.values()]
         # Read now: the folder may be emitted anew before the first launch.
         self.source = (folder / "kernel.cu").read_text("utf-8")
         output = manifest["output"]
@@ -55,10 +54,13 @@ class Block:
         self._compile_source = compile_source
         self._convolution: dict[str, list[int]] | None = manifest["convolution"]
         self._launches: list[dict[str, Any]] = manifest["launches"]
+        self._most = min(most_samples(launch) for launch in self._launches)
+        # What launches take their arguments from, by name.
+        self._values = ("x", *self.parameter_shapes, "y", "workspace", "conv_out", "N")
         self._lock = threading.Lock()
         # device index -> kernel of each launch and the device's SMs
         self._ready: dict[int, list[tuple[Any, int]]] = {}
-        self._bound = threading.local()  # devices whose context this thread has made current
+        self._mine = threading.local()  # this thread's launches by device, see Launch
 
     def check(self, x: torch.Tensor, parameters: dict[str, torch.Tensor]) -> None:
         """Refuse what the kernels were not built for, before anything is launched.
@@ -95,10 +97,50 @@ class Block:
         Runs on x's device and torch's current stream there, without synchronising. Inputs that
         are not contiguous are copied first. Raises: what `check` raises, and LaunchError.
         """
+        y = self.direct(x, [parameters[key] for key in self.parameter_shapes])
+        if y is not None:
+            return y
         self.check(x, parameters)
         if x.shape[0] == 0:
             return x.new_empty((0, *self.output))
         return self.launch(x, parameters)
+
+    def direct(self, x: torch.Tensor, parameters: Sequence[Any]) -> torch.Tensor | None:
+        """`forward` for inputs that need nothing done to them, the usual ones; else None.
+
+        parameters: in the order of `parameter_shapes`. It looks at everything that `check` looks
+        at, and at strides and alignment, in as little time as Python allows. Raises: LaunchError.
+        """
+        shape = x.shape
+        N = self.batch or (shape[0] if len(shape) == 4 else 0)
+        if not N or shape != (N, *self.sample) or self._convolution is not None:
+            return None
+        device = x.get_device()
+        addresses = []
+        for one, wanted in zip((x, *parameters), (shape, *self._shapes), strict=True):
+            if (
+                type(one) not in _DENSE
+                or one.layout is not torch.strided
+                or one.dtype is not torch.float32
+                or one.shape != wanted
+                or not one.is_cuda
+                or one.get_device() != device
+                or not one.is_contiguous()
+                or one.is_neg()  # its memory holds the negative
+            ):
+                return None
+            addresses.append(one.data_ptr())
+        if addresses[0] % self.x_alignment:
+            return None
+        if torch.cuda.current_device() != device:
+            with torch.cuda.device(device):
+                return self.direct(x, parameters)
+        y = x.new_empty((N, *self.output))
+        # Torch's allocator keeps it for the next call on this stream. One buffer kept here would
+        # not do: threads may launch in turn on one stream, and graphs replay on another.
+        workspace = x.new_empty(self.workspace_fixed + N * self.workspace_per_sample)
+        self._launch_all(N, device, (*addresses, y.data_ptr(), workspace.data_ptr(), 0, N))
+        return y
 
     def launch(
         self,
@@ -132,73 +174,52 @@ class Block:
             for label in ("y", "workspace"):
                 if tensors[label].data_ptr() % 16 or not tensors[label].is_contiguous():
                     raise LaunchError(f"{self.name}: {label} must be contiguous, 16-byte aligned")
-            self._launch_all(N, x.device.index, tensors)
+            given = {key: one.data_ptr() for key, one in tensors.items()} | {"N": N}
+            self._launch_all(N, x.get_device(), [given.get(key, 0) for key in self._values])
         return y
 
     def workspace_floats(self, N: int) -> int:
         """Floats of workspace that a batch of N needs."""
         return self.workspace_fixed + N * self.workspace_per_sample
 
-    def _launch_all(self, N: int, device: int, tensors: dict[str, torch.Tensor]) -> None:
-        from cuda.bindings import driver
+    def _launch_all(self, N: int, device: int, values: Sequence[int]) -> None:
+        """All launches on the current stream. values: an address, or N, for each of `_values`."""
+        if self._most < N:  # before the first of them runs
+            for launch in self._launches:
+                check_size(launch, N)
+        try:
+            prepared = self._mine.prepared[device]
+        except (AttributeError, KeyError):
+            prepared = self._prepare(device)
+        stream = current_stream(device)
+        for one in prepared:
+            one.start(N, values, stream)
 
-        for launch in self._launches:  # before the first of them runs
-            _check_size(launch, N)
-        kernels = self._kernels(device)
-        stream = torch.cuda.current_stream(device).cuda_stream
-        for (kernel, sms), launch in zip(kernels, self._launches, strict=True):
-            names, threads, smem = launch["arguments"], launch["threads"], launch["smem_bytes"]
-            # Every argument fills 8 bytes; a kernel's int reads the low half of its own.
-            values = (ctypes.c_uint64 * len(names))(
-                *(N if name == "N" else tensors[name].data_ptr() for name in names)
-            )
-            base, size = ctypes.addressof(values), ctypes.sizeof(ctypes.c_uint64)
-            pointers = (ctypes.c_void_p * len(names))(
-                *(base + index * size for index in range(len(names)))
-            )
-            blocks = grid(launch, N, sms)
-            what = (
-                f"{launch['kernel']}: launch of {blocks} blocks x {threads} threads, {smem} bytes "
-                "of shared memory"
-            )
-            parameters = ctypes.addressof(pointers)
-            if launch["team"] is None:
-                _check(
-                    driver.cuLaunchKernel(
-                        kernel, blocks, 1, 1, threads, 1, 1, smem, stream, parameters, 0
-                    ),
-                    what,
-                )
-            else:
-                _check(
-                    driver.cuLaunchCooperativeKernel(
-                        kernel, blocks, 1, 1, threads, 1, 1, smem, stream, parameters
-                    ),
-                    f"{what}, all resident",
-                )
-
-    def _kernels(self, device: int) -> list[tuple[Any, int]]:
-        """The loaded kernels for a device, with this thread's context made current."""
-        if device not in getattr(self._bound, "devices", ()):
-            self._bind(device)
+    def _prepare(self, device: int) -> list[Launch]:
+        """This thread's launches for a device, with its context made current."""
+        self._bind(device)
         found = self._ready.get(device)
         if found is None:
             with self._lock:
                 found = self._ready.get(device) or self._load(device)
                 self._ready[device] = found
-        return found
+        prepared = [
+            Launch(launch, kernel, sms, [self._values.index(one) for one in launch["arguments"]])
+            for launch, (kernel, sms) in zip(self._launches, found, strict=True)
+        ]
+        self._mine.prepared = {**getattr(self._mine, "prepared", {}), device: prepared}
+        return prepared
 
     def _bind(self, device: int) -> None:
         """Make the device's primary context current: a fresh thread may have none yet."""
         from cuda.bindings import driver
 
         torch.cuda.current_stream(device)  # torch initialises CUDA and the primary context
-        current = _check(driver.cuCtxGetCurrent(), f"{self.name}: cuCtxGetCurrent")
+        current = checked(driver.cuCtxGetCurrent(), f"{self.name}: cuCtxGetCurrent")
         if int(current) == 0:
-            handle = _check(driver.cuDeviceGet(device), f"{self.name}: cuDeviceGet")
-            context = _check(driver.cuDevicePrimaryCtxRetain(handle), f"{self.name}: context")
-            _check(driver.cuCtxSetCurrent(context), f"{self.name}: cuCtxSetCurrent")
-        self._bound.devices = {*getattr(self._bound, "devices", ()), device}
+            handle = checked(driver.cuDeviceGet(device), f"{self.name}: cuDeviceGet")
+            context = checked(driver.cuDevicePrimaryCtxRetain(handle), f"{self.name}: context")
+            checked(driver.cuCtxSetCurrent(context), f"{self.name}: cuCtxSetCurrent")
 
     def _load(self, device: int) -> list[tuple[Any, int]]:
         from cuda.bindings import driver
@@ -225,16 +246,16 @@ class Block:
                 self.source, native_arch(major, minor), version=self.manifest["kgen_version"]
             )
             cubin = build.cubin
-        library = _check(
+        library = checked(
             driver.cuLibraryLoadData(cubin, [], [], 0, [], [], 0), f"{self.name}: loading the cubin"
         )
-        handle = _check(driver.cuDeviceGet(device), f"{self.name}: cuDeviceGet")
+        handle = checked(driver.cuDeviceGet(device), f"{self.name}: cuDeviceGet")
         kernels = []
         for launch in self._launches:
             name, threads, smem = launch["kernel"], launch["threads"], launch["smem_bytes"]
-            kernel = _check(driver.cuLibraryGetKernel(library, name.encode()), f"{name}: lookup")
+            kernel = checked(driver.cuLibraryGetKernel(library, name.encode()), f"{name}: lookup")
             attribute = driver.CUfunction_attribute
-            most = _check(
+            most = checked(
                 driver.cuKernelGetAttribute(
                     attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, kernel, handle
                 ),
@@ -247,44 +268,12 @@ class Block:
                 )
             if smem > _STATIC_SMEM_LIMIT:
                 dynamic = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                _check(
+                checked(
                     driver.cuKernelSetAttribute(dynamic, smem, kernel, handle),
                     f"{name}: opting in to {smem} bytes of shared memory",
                 )
             kernels.append((driver.CUfunction(int(kernel)), sms))
         return kernels
-
-
-def _check_size(launch: dict[str, Any], N: int) -> None:
-    """Refuse a batch whose blocks or jobs cannot be numbered in 32 bits. Raises: LaunchError."""
-    name, team = launch["kernel"], launch["team"]
-    if team is not None:
-        jobs = N * team["jobs_per_sample"]
-        if jobs >= 2**31 - _JOB_SLACK:
-            raise LaunchError(
-                f"{name}: a batch of {N} has {jobs} jobs, a launch takes {2**31 - _JOB_SLACK - 1}"
-            )
-        return
-    blocks = launch["blocks"] + N * launch["blocks_per_sample"]
-    if blocks >= 2**31:
-        raise LaunchError(
-            f"{name}: a batch of {N} needs {blocks} blocks, a launch takes {2**31 - 1}"
-        )
-
-
-def grid(launch: dict[str, Any], N: int, sms: int) -> int:
-    """Blocks of a launch for a batch of N on a GPU with so many SMs.
-
-    A team's blocks are resident together, one an SM. Where it is `aligned`, as many as let the
-    jobs that wait for each other take whole rounds of the grid.
-    """
-    team = launch["team"]
-    if team is None:
-        return int(launch["blocks"] + N * launch["blocks_per_sample"])
-    jobs = team["unit_jobs"]
-    if not team["aligned"]:
-        return sms
-    return int(sms // jobs * jobs if jobs <= sms else -(-jobs // -(-jobs // sms)))
 
 
 def library_convolution(
@@ -352,15 +341,3 @@ def find_cubin(folder: Path, kernel: str, capability: tuple[int, int]) -> bytes 
             )
         return cubin
     return None
-
-
-def _check(result: Sequence[Any], what: str) -> Any:
-    """The value of a driver call. Raises: LaunchError with the driver's name and text."""
-    status, *values = result
-    if int(status) != 0:
-        from cuda.bindings import driver
-
-        _, text = driver.cuGetErrorString(status)
-        reason = text.decode() if isinstance(text, bytes) else str(text)
-        raise LaunchError(f"{what}: {status.name} ({reason})")
-    return values[0] if values else None

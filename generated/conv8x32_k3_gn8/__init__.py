@@ -49,7 +49,8 @@ def eager(x, conv_weight, conv_bias, bias, scale, gamma, beta):
 
 
 def _cuda(x, *parameters):
-    return block.forward(x, dict(zip(PARAMETERS, parameters)))
+    y = block.direct(x, parameters)
+    return block.forward(x, dict(zip(PARAMETERS, parameters))) if y is None else y
 
 
 def _elsewhere(x, *parameters):
@@ -76,6 +77,8 @@ class FusedBlock(nn.Module):
     Parameters, their order of initialisation and the state_dict keys are the eager block's.
     Raises ValueError or TypeError for an x that it was not built for, before anything runs.
     """
+
+    package_name = __name__
 
     def __init__(self, device=None, dtype=None):
         super().__init__()
@@ -105,7 +108,11 @@ class FusedBlock(nn.Module):
             self.group_norm.weight,
             self.group_norm.bias,
         )
-        return fused_block(x, *parameters)
+        if _op.wants_op((x, *parameters)):
+            compute = eager if _op.is_transformed() else fused_block
+            return compute(x, *parameters)
+        y = block.direct(x, parameters)
+        return fused_block(x, *parameters) if y is None else y
 
     def extra_repr(self):
         return "conv8x32_k3_gn8, strategy=single_pass, batch=128"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def define_op(
     package imported twice registers once. arguments: names of the op's tensors, x first. cuda: the
     op on CUDA tensors. elsewhere: the op on all others, sparse ones too, which it refuses.
     differentiable: the op in torch ops; the gradient is this function's. output: (C_out, P, Q).
+    Under autocast the op computes in float32, as the block's group_norm does.
     """
     content = hashlib.sha256()
     for file in ("__init__.py", "kernel.cu", "manifest.json"):
@@ -51,22 +53,73 @@ def define_op(
 
         def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
             needs = ctx.needs_input_grad
-            with torch.enable_grad():
+            again = torch.is_grad_enabled()  # whether the gradient is to have a gradient
+            with torch.enable_grad(), _no_autocast(grad.device.type):
                 inputs = [
-                    one.detach().requires_grad_(need)
+                    one if again else one.detach().requires_grad_(need)
                     for one, need in zip(ctx.saved_tensors, needs, strict=True)
                 ]
-                wanted = [one for one in inputs if one.requires_grad]
-                found = iter(torch.autograd.grad(differentiable(*inputs), wanted, grad))
+                wanted = [one for one, need in zip(inputs, needs, strict=True) if need]
+                y = differentiable(*inputs)
+                found = iter(torch.autograd.grad(y, wanted, grad, create_graph=again))
             return tuple(next(found) if need else None for need in needs)
 
         torch.library.register_fake(f"kgen::{name}", fake, lib=library)
         torch.library.register_autograd(
             f"kgen::{name}", backward, setup_context=setup_context, lib=library
         )
+        for device in _AUTOCAST_DEVICES:
+            torch.library.register_autocast(f"kgen::{name}", device, torch.float32, lib=library)
         _LIBRARIES.append(library)
     op: Callable[..., torch.Tensor] = getattr(torch.ops.kgen, name).default
     return op
 
 
+def _no_autocast(device: str) -> Any:
+    """The gradient is computed as the forward pass is, even if backward() runs under autocast."""
+    known = device in _AUTOCAST_DEVICES
+    return torch.autocast(device, enabled=False) if known else nullcontext()
+
+
+def wants_op(tensors: Sequence[Any]) -> bool:
+    """Whether a call must go through the torch op, for something in torch has to see it.
+
+    That is the case for gradients, autocast, tracers and compilers, function transforms, modes and
+    the profiler. Otherwise the op's way through torch's dispatcher costs as much as all the rest.
+    """
+    if torch.compiler.is_compiling() or not _UNSEEN():
+        return True
+    return torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func is at work: torch has no way to define an op for those."""
+    if torch.compiler.is_compiling():
+        return False
+    private: Any = torch._C
+    return bool(private._are_functorch_transforms_active())
+
+
+def _unseen() -> bool:
+    private: Any = torch._C
+    return (
+        private._len_torch_dispatch_stack() == 0
+        and private._len_torch_function_stack() == 0
+        and not private._are_functorch_transforms_active()
+        and private._get_tracing_state() is None
+        and not torch.is_autocast_enabled("cuda")
+        and not torch.autograd.profiler._is_profiler_enabled
+    )
+
+
+def _known() -> bool:
+    """Whether this version of torch has all of what `_unseen` asks it."""
+    try:
+        return isinstance(_unseen(), bool)
+    except (AttributeError, TypeError):
+        return False
+
+
+_UNSEEN: Callable[[], bool] = _unseen if _known() else lambda: False
+_AUTOCAST_DEVICES = ("cuda", "cpu")
 _LIBRARIES: list[Any] = []  # a Library undoes its registrations when it is collected
