@@ -33,6 +33,7 @@ _BESIDE = ("build.json", "__pycache__")
 _RUNTIME_FILES = {
     "_runtime.py": "runtime.py",
     "_launching.py": "_launching.py",
+    "_calls.py": "_calls.py",
     "_op.py": "op.py",
     "_compiler.py": "compiler.py",
 }

@@ -16,8 +16,8 @@ from helpers import TEXT, python, spec_of
 torch = pytest.importorskip("torch")
 
 import kgen
+from kgen._calls import UsualCalls, wants_op
 from kgen.emit import emit
-from kgen.op import wants_op
 from kgen.package import import_package, package_of
 from kgen.reference import EagerBlock
 
@@ -256,6 +256,77 @@ def test_function_transforms_and_tracers_see_the_op():
         torch.func.vmap(function)(torch.rand(3, 2))
         torch.fx.experimental.proxy_tensor.make_fx(function)(torch.rand(3))
     assert seen == [True] * 3
+
+
+class Odd(torch.Tensor):
+    pass
+
+
+def usual(dynamic=False):
+    """A kind of call, and tensors of that kind."""
+    tensors = (torch.rand(2, 3), torch.nn.Parameter(torch.rand(4)))
+    calls = UsualCalls(dynamic)
+    with torch.no_grad():
+        calls.add(tensors)
+        assert calls.has(tensors)
+        assert calls.has((torch.rand(2, 3), torch.nn.Parameter(torch.rand(4))))
+    return calls, tensors
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        None, torch.rand(2, 4), torch.rand(5, 3), torch.rand(3, 2).t(), torch.rand(2, 3).double(),
+        torch.rand(2, 3).as_subclass(Odd), torch.complex(*torch.rand(2, 2, 3)).conj().imag,
+        torch.rand(2, 3).to_sparse(), torch.rand(2, 3, device="meta"), torch.rand(2, 3, 1),
+        torch.rand(2, 3, requires_grad=True), torch.rand(4, 3)[::2], "x",
+    ],
+)  # fmt: skip
+def test_another_tensor_is_another_kind_of_call(other):
+    calls, (x, weight) = usual()
+    with torch.no_grad():
+        assert calls.has((x, weight))
+        assert not calls.has((other, weight))
+
+
+def test_a_parameter_that_changed_is_another_kind_of_call():
+    calls, (x, weight) = usual()
+    with torch.no_grad():
+        weight.data = torch.rand(4)
+        assert calls.has((x, weight))
+        weight.data = torch.rand(4).half()
+        assert not calls.has((x, weight))
+
+
+def test_any_batch_is_one_kind_where_the_batch_is_dynamic():
+    calls, (_, weight) = usual(dynamic=True)
+    with torch.no_grad():
+        assert calls.has((torch.rand(7, 3), weight))
+        assert not calls.has((torch.rand(2, 4), weight))
+
+
+def test_gradients_and_watchers_are_no_usual_calls():
+    calls, tensors = usual()
+    assert not calls.has(tensors)
+    with torch.no_grad():
+        for context in (
+            Mode(), FunctionMode(), torch.autocast("cpu", torch.bfloat16), torch.inference_mode(),
+            torch.profiler.profile(activities=[CPU_ACTIVITY]),
+        ):  # fmt: skip
+            with context:
+                assert not calls.has(tensors), context
+        seen = []
+        torch.func.vmap(lambda x: seen.append(calls.has((x, tensors[1]))) or x)(torch.rand(4, 2, 3))
+        assert seen == [False]
+        assert calls.has(tensors)
+
+
+def test_a_few_kinds_are_remembered():
+    calls = UsualCalls(dynamic=False)
+    kinds = [(torch.rand(2, size),) for size in range(1, 8)]
+    for one in kinds:
+        calls.add(one)
+    assert [calls.has(one) for one in kinds] == [False] * 3 + [True] * 4
 
 
 # ---- Copies ------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from kgen.spec import load_spec
 from kgen.verdict import CaseResult, Report
 
 PACKAGE_FILES = {
-    "__init__.py", "_compiler.py", "_launching.py", "_op.py", "_runtime.py", "kernel.cu",
-    "manifest.json",
+    "__init__.py", "_calls.py", "_compiler.py", "_launching.py", "_op.py", "_runtime.py",
+    "kernel.cu", "manifest.json",
 }  # fmt: skip
 
 

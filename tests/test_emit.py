@@ -23,8 +23,8 @@ from kgen.spec import load_spec
 TEMPLATES = sorted((ROOT / "kgen" / "templates").glob("*.j2"))
 STRATEGIES = ("two_kernel", "hybrid")
 PACKAGE_FILES = {
-    "__init__.py", "_compiler.py", "_launching.py", "_op.py", "_runtime.py", "kernel.cu",
-    "manifest.json",
+    "__init__.py", "_calls.py", "_compiler.py", "_launching.py", "_op.py", "_runtime.py",
+    "kernel.cu", "manifest.json",
 }  # fmt: skip
 
 
@@ -230,7 +230,14 @@ def test_the_kernel_is_self_contained_readable_text(path):
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_the_python_files_are_valid_python_without_trailing_spaces(path):
     text = render(load_spec(path))
-    for name in ("__init__.py", "_runtime.py", "_launching.py", "_op.py", "_compiler.py"):
+    for name in (
+        "__init__.py",
+        "_runtime.py",
+        "_launching.py",
+        "_calls.py",
+        "_op.py",
+        "_compiler.py",
+    ):
         compile(text[name], name, "exec")
         assert not re.search(r"[ \t]+$", text[name], re.MULTILINE), name
 
@@ -239,9 +246,10 @@ def test_the_runtime_files_are_the_project_s_own_byte_for_byte():
     text = render(spec_of())
     assert text["_runtime.py"] == (ROOT / "kgen" / "runtime.py").read_text("utf-8")
     assert text["_launching.py"] == (ROOT / "kgen" / "_launching.py").read_text("utf-8")
+    assert text["_calls.py"] == (ROOT / "kgen" / "_calls.py").read_text("utf-8")
     assert text["_op.py"] == (ROOT / "kgen" / "op.py").read_text("utf-8")
     assert text["_compiler.py"] == (ROOT / "kgen" / "compiler.py").read_text("utf-8")
-    for name in ("_runtime.py", "_launching.py", "_op.py", "_compiler.py"):
+    for name in ("_runtime.py", "_launching.py", "_calls.py", "_op.py", "_compiler.py"):
         assert not re.search(r"^\s*(from|import) kgen", text[name], re.MULTILINE)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from . import _compiler, _op, _runtime
+from . import _calls, _compiler, _op, _runtime
 
 _FOLDER = Path(__file__).resolve().parent
 manifest = json.loads((_FOLDER / "manifest.json").read_text("utf-8"))
@@ -47,8 +47,7 @@ def eager(x, conv_weight, conv_bias, bias, gamma, beta):
 
 
 def _cuda(x, *parameters):
-    y = block.direct(x, parameters)
-    return block.forward(x, dict(zip(PARAMETERS, parameters))) if y is None else y
+    return block.forward(x, dict(zip(PARAMETERS, parameters)))
 
 
 def _elsewhere(x, *parameters):
@@ -97,6 +96,20 @@ class FusedBlock(nn.Module):
         self.group_norm = nn.GroupNorm(4, 16, eps=1e-05, **factory)
 
     def forward(self, x):
+        if not torch.compiler.is_compiling():
+            # Where the parameters usually are; a parametrized one is not there.
+            own, modules = self._parameters, self._modules
+            conv, norm = modules["conv"]._parameters, modules["group_norm"]._parameters
+            y = block.again(
+                x,
+                conv.get("weight"),
+                conv.get("bias"),
+                own.get("bias"),
+                norm.get("weight"),
+                norm.get("bias"),
+            )
+            if y is not None:
+                return y
         parameters = (
             self.conv.weight,
             self.conv.bias,
@@ -104,10 +117,10 @@ class FusedBlock(nn.Module):
             self.group_norm.weight,
             self.group_norm.bias,
         )
-        if _op.wants_op((x, *parameters)):
-            compute = eager if _op.is_transformed() else fused_block
+        if _calls.wants_op((x, *parameters)):
+            compute = eager if _calls.is_transformed() else fused_block
             return compute(x, *parameters)
-        y = block.direct(x, parameters)
+        y = block.first(x, *parameters)
         return fused_block(x, *parameters) if y is None else y
 
     def extra_repr(self):

@@ -81,45 +81,5 @@ def _no_autocast(device: str) -> Any:
     return torch.autocast(device, enabled=False) if known else nullcontext()
 
 
-def wants_op(tensors: Sequence[Any]) -> bool:
-    """Whether a call must go through the torch op, for something in torch has to see it.
-
-    That is the case for gradients, autocast, tracers and compilers, function transforms, modes and
-    the profiler. Otherwise the op's way through torch's dispatcher costs as much as all the rest.
-    """
-    if torch.compiler.is_compiling() or not _UNSEEN():
-        return True
-    return torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
-
-
-def is_transformed() -> bool:
-    """Whether a transform of torch.func is at work: torch has no way to define an op for those."""
-    if torch.compiler.is_compiling():
-        return False
-    private: Any = torch._C
-    return bool(private._are_functorch_transforms_active())
-
-
-def _unseen() -> bool:
-    private: Any = torch._C
-    return (
-        private._len_torch_dispatch_stack() == 0
-        and private._len_torch_function_stack() == 0
-        and not private._are_functorch_transforms_active()
-        and private._get_tracing_state() is None
-        and not torch.is_autocast_enabled("cuda")
-        and not torch.autograd.profiler._is_profiler_enabled
-    )
-
-
-def _known() -> bool:
-    """Whether this version of torch has all of what `_unseen` asks it."""
-    try:
-        return isinstance(_unseen(), bool)
-    except (AttributeError, TypeError):
-        return False
-
-
-_UNSEEN: Callable[[], bool] = _unseen if _known() else lambda: False
 _AUTOCAST_DEVICES = ("cuda", "cpu")
 _LIBRARIES: list[Any] = []  # a Library undoes its registrations when it is collected

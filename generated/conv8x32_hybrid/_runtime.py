@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ._calls import UsualCalls
 from ._launching import Launch, LaunchError, check_size, checked, current_stream, most_samples
 
 _STATIC_SMEM_LIMIT = 49152  # bytes of shared memory a block gets without opting in
@@ -60,7 +61,9 @@ class Block:
         self._lock = threading.Lock()
         # device index -> kernel of each launch and the device's SMs
         self._ready: dict[int, list[tuple[Any, int]]] = {}
-        self._mine = threading.local()  # this thread's launches by device, see Launch
+        # Of each thread: launches by device, see Launch, and workspaces by (device, stream).
+        self._mine = threading.local()
+        self._usual = UsualCalls(dynamic=self.batch is None)
 
     def check(self, x: torch.Tensor, parameters: dict[str, torch.Tensor]) -> None:
         """Refuse what the kernels were not built for, before anything is launched.
@@ -97,50 +100,77 @@ class Block:
         Runs on x's device and torch's current stream there, without synchronising. Inputs that
         are not contiguous are copied first. Raises: what `check` raises, and LaunchError.
         """
-        y = self.direct(x, [parameters[key] for key in self.parameter_shapes])
-        if y is not None:
-            return y
         self.check(x, parameters)
         if x.shape[0] == 0:
             return x.new_empty((0, *self.output))
         return self.launch(x, parameters)
 
-    def direct(self, x: torch.Tensor, parameters: Sequence[Any]) -> torch.Tensor | None:
-        """`forward` for inputs that need nothing done to them, the usual ones; else None.
+    def again(self, *tensors: Any) -> torch.Tensor | None:
+        """`forward` for a call of a kind that was seen before; None for any other.
 
-        parameters: in the order of `parameter_shapes`. It looks at everything that `check` looks
-        at, and at strides and alignment, in as little time as Python allows. Raises: LaunchError.
+        tensors: x and the parameters, or None where a parameter is not to be had. Raises:
+        LaunchError.
         """
-        shape = x.shape
-        N = self.batch or (shape[0] if len(shape) == 4 else 0)
-        if not N or shape != (N, *self.sample) or self._convolution is not None:
+        if not self._usual.has(tensors):
             return None
-        device = x.get_device()
-        addresses = []
-        for one, wanted in zip((x, *parameters), (shape, *self._shapes), strict=True):
+        return self._run(tensors)
+
+    def first(self, *tensors: Any) -> torch.Tensor | None:
+        """`forward` for a call that needs no torch op; None if something must be done to a tensor.
+
+        It looks at all that `check` looks at, and at strides. Raises: LaunchError.
+        """
+        x = tensors[0]
+        N = self.batch or (x.shape[0] if x.dim() == 4 else 0)
+        shapes = (torch.Size((N, *self.sample)), *self._shapes)
+        if not N or self._convolution is not None:
+            return None
+        for one, wanted in zip(tensors, shapes, strict=True):
             if (
                 type(one) not in _DENSE
                 or one.layout is not torch.strided
                 or one.dtype is not torch.float32
                 or one.shape != wanted
                 or not one.is_cuda
-                or one.get_device() != device
+                or one.device != x.device
                 or not one.is_contiguous()
                 or one.is_neg()  # its memory holds the negative
             ):
                 return None
-            addresses.append(one.data_ptr())
-        if addresses[0] % self.x_alignment:
+        y = self._run(tensors)
+        self._usual.add(tensors)
+        return y
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """The launches on tensors that are as the kernels read them; None if x is misaligned."""
+        x = tensors[0]
+        device, addresses = x.get_device(), [one.data_ptr() for one in tensors]
+        N = self.batch or x.shape[0]
+        if not N or addresses[0] % self.x_alignment:
             return None
         if torch.cuda.current_device() != device:
             with torch.cuda.device(device):
-                return self.direct(x, parameters)
+                return self._run(tensors)
         y = x.new_empty((N, *self.output))
-        # Torch's allocator keeps it for the next call on this stream. One buffer kept here would
-        # not do: threads may launch in turn on one stream, and graphs replay on another.
-        workspace = x.new_empty(self.workspace_fixed + N * self.workspace_per_sample)
-        self._launch_all(N, device, (*addresses, y.data_ptr(), workspace.data_ptr(), 0, N))
+        stream = current_stream(device)
+        workspace = self._workspace(x, self.workspace_floats(N), device, stream)
+        values = (*addresses, y.data_ptr(), workspace.data_ptr(), 0, N)
+        self._launch_all(N, device, stream, values)
         return y
+
+    def _workspace(self, x: torch.Tensor, floats: int, device: int, stream: int) -> torch.Tensor:
+        """This thread's workspace for a stream.
+
+        Calls of one thread on one stream follow each other, so they may share it. Those of two
+        threads may not: their launches mix. Nor may a graph's, which replay on any stream.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            return x.new_empty(floats)
+        mine = self._mine.__dict__
+        found: torch.Tensor | None = mine.get((device, stream))
+        if found is None or found.numel() < floats:
+            found = mine[device, stream] = x.new_empty(floats)
+        return found
 
     def launch(
         self,
@@ -175,24 +205,21 @@ class Block:
                 if tensors[label].data_ptr() % 16 or not tensors[label].is_contiguous():
                     raise LaunchError(f"{self.name}: {label} must be contiguous, 16-byte aligned")
             given = {key: one.data_ptr() for key, one in tensors.items()} | {"N": N}
-            self._launch_all(N, x.get_device(), [given.get(key, 0) for key in self._values])
+            device = x.get_device()
+            values = [given.get(key, 0) for key in self._values]
+            self._launch_all(N, device, current_stream(device), values)
         return y
 
     def workspace_floats(self, N: int) -> int:
         """Floats of workspace that a batch of N needs."""
         return self.workspace_fixed + N * self.workspace_per_sample
 
-    def _launch_all(self, N: int, device: int, values: Sequence[int]) -> None:
-        """All launches on the current stream. values: an address, or N, for each of `_values`."""
+    def _launch_all(self, N: int, device: int, stream: int, values: Sequence[int]) -> None:
+        """All launches on a stream. values: an address, or N, for each of `_values`."""
         if self._most < N:  # before the first of them runs
             for launch in self._launches:
                 check_size(launch, N)
-        try:
-            prepared = self._mine.prepared[device]
-        except (AttributeError, KeyError):
-            prepared = self._prepare(device)
-        stream = current_stream(device)
-        for one in prepared:
+        for one in self._mine.__dict__.get(device) or self._prepare(device):
             one.start(N, values, stream)
 
     def _prepare(self, device: int) -> list[Launch]:
@@ -207,7 +234,7 @@ class Block:
             Launch(launch, kernel, sms, [self._values.index(one) for one in launch["arguments"]])
             for launch, (kernel, sms) in zip(self._launches, found, strict=True)
         ]
-        self._mine.prepared = {**getattr(self._mine, "prepared", {}), device: prepared}
+        self._mine.__dict__[device] = prepared
         return prepared
 
     def _bind(self, device: int) -> None:

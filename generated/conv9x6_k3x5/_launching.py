@@ -31,7 +31,7 @@ class Launch:
     def __init__(self, facts: dict[str, Any], kernel: Any, sms: int, places: list[int]) -> None:
         from cuda.bindings import driver
 
-        self._facts, self._kernel, self._sms = facts, kernel, sms
+        self._name, self._kernel = facts["kernel"], kernel
         self._threads, self._smem = facts["threads"], facts["smem_bytes"]
         self._places = places
         # Every argument fills 8 bytes; a kernel's int reads the low half of its own.
@@ -43,6 +43,8 @@ class Launch:
         )
         self._address = ctypes.addressof(self._pointers)
         alone = facts["team"] is None
+        self._each = facts["blocks_per_sample"] if alone else 0
+        self._blocks = facts["blocks"] if alone else grid(facts, 0, sms)
         self._driver_call = driver.cuLaunchKernel if alone else driver.cuLaunchCooperativeKernel
         self._last: tuple[int, ...] = (self._address, 0) if alone else (self._address,)
         self._where = "" if alone else ", all resident"
@@ -50,13 +52,13 @@ class Launch:
     def start(self, N: int, values: Sequence[int], stream: int) -> None:
         """Launch on a stream, for N samples. Raises: LaunchError."""
         self._pack(self._arguments, 0, *[values[place] for place in self._places])
-        blocks = grid(self._facts, N, self._sms)
+        blocks = self._blocks + N * self._each
         result = self._driver_call(
             self._kernel, blocks, 1, 1, self._threads, 1, 1, self._smem, stream, *self._last
         )
         if result[0]:
             what = (
-                f"{self._facts['kernel']}: launch of {blocks} blocks x {self._threads} threads, "
+                f"{self._name}: launch of {blocks} blocks x {self._threads} threads, "
                 f"{self._smem} bytes of shared memory{self._where}"
             )
             checked(result, what)
