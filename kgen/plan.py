@@ -48,6 +48,7 @@ class Plan:
     strategy: str
     template: str
     arch: Arch
+    targets: tuple[str, ...]
     g: Geometry
     num_groups: int
     eps: float
@@ -74,6 +75,11 @@ class Plan:
     def group_channels(self) -> int:
         """Channels of one group."""
         return self.g.C_out // self.num_groups
+
+    @property
+    def x_alignment(self) -> int:
+        """Bytes that the address of x must be a multiple of."""
+        return 4 * self.tile.copy if self.tile else 4
 
     @property
     def conv_parameters(self) -> tuple[str, ...]:
@@ -200,6 +206,7 @@ class _Common:
             "spec_name": spec.name,
             "spec_hash": spec.hash(),
             "arch": self.arch,
+            "targets": spec.targets,
             "g": self.g,
             "num_groups": spec.norm.num_groups,
             "eps": spec.norm.eps,
