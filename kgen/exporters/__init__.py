@@ -1,0 +1,1 @@
+"""Blocks in the forms that other projects take: what `kgen export` writes."""
