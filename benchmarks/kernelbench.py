@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 import kgen
+from kgen.emit import render
 from kgen.ops import OPS
 from kgen.spec import Spec
 
@@ -242,6 +243,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "spec_hash": spec.hash(),
         "problem": "written from the spec" if own is None else own.name,
         "problem_sha256": hashlib.sha256(problem.encode()).hexdigest(),
+        "kernel_sha256": hashlib.sha256(render(spec)["kernel.cu"].encode()).hexdigest(),
         "candidate_sha256": hashlib.sha256(candidate.encode()).hexdigest(),
         "trials": {"correctness": arguments.trials, "time": arguments.timings},
         "unit": "ms",
