@@ -1,4 +1,4 @@
-"""benchmarks/kernelbench.py: the problems it writes are the specs' blocks, its steps end in time."""
+"""benchmarks/kernelbench.py: its problems are the specs' blocks, its steps end in time."""
 
 import importlib.util
 
