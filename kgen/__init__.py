@@ -14,6 +14,7 @@ render` works, `kgen.emit` is the function.
 from kgen.build import build
 from kgen.emit import emit
 from kgen.errors import BuildError, CheckError, Issue, KgenError, SpecError, UsageError
+from kgen.importers import import_module, optimize
 from kgen.package import load
 from kgen.plan import Plan, make_plan
 from kgen.spec import Spec, json_schema, load_spec
@@ -34,9 +35,11 @@ __all__ = [
     "__version__",
     "build",
     "emit",
+    "import_module",
     "json_schema",
     "load",
     "load_spec",
     "make_plan",
+    "optimize",
     "verify",
 ]

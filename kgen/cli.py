@@ -29,6 +29,7 @@ from kgen.errors import CheckError, Issue, KgenError, SpecError, UsageError
 from kgen.explain import as_text
 from kgen.explain import explain as facts_of
 from kgen.exporters.command import export_command
+from kgen.importers.command import import_command
 from kgen.plan import make_plan
 from kgen.report.command import report_command
 from kgen.spec import Spec, json_schema, load_spec
@@ -336,7 +337,7 @@ def cache_gc(days: float, dry_run: bool) -> None:
     click.echo(f"{verb} {len(old)} entries, {sum(one.size for one in old):,} bytes from {root}")
 
 
-for one in (bench_command, export_command, report_command, tune_command):
+for one in (bench_command, export_command, import_command, report_command, tune_command):
     cli.add_command(one)
 
 
