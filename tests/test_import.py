@@ -522,6 +522,23 @@ def test_a_model_without_convolutions():
     assert str(report) == "Linear: holds no convolution"
 
 
+def test_modules_that_are_no_python():
+    part = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8))
+    with pytest.raises(UsageError, match=r"OptimizedModule is compiled by torch\.compile; give"):
+        kgen.import_module(torch.compile(part), X)
+    with pytest.raises(UsageError, match=r"0 is compiled by torch\.jit; give the module"):
+        kgen.import_module(nn.Sequential(torch.jit.trace(part, torch.rand(2, 3, 9, 9))), X)
+    lazy = nn.Sequential(nn.LazyConv2d(8, 3), nn.GroupNorm(4, 8))
+    with pytest.raises(UsageError, match="0 is lazy and has no sizes yet; run the model once"):
+        kgen.import_module(lazy, X)
+
+
+def test_a_model_that_is_one_convolution():
+    assert only_reason(nn.Conv2d(3, 8, 3)) == (
+        "Conv2d", "it is the whole model, without a GroupNorm",
+    )  # fmt: skip
+
+
 # ---- The module afterwards -------------------------------------------------------------------
 
 

@@ -294,6 +294,28 @@ def test_a_module_called_with_two_sizes_runs_both():
     assert kernels_of(lambda: model(x)) == ["pyramid_head_conv", "pyramid_head_conv_2"]
 
 
+def test_blocks_that_follow_each_other_in_one_forward():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(2))
+            self.two.weight = self.one.weight
+            self.norm = nn.GroupNorm(3, 3)
+
+        def forward(self, x):
+            for conv in (self.one, self.two, self.one):
+                x = self.norm(torch.relu(conv(x)))
+            return x
+
+    model, x = Model(), torch.rand(2, 3, 9, 8)
+    eager = copy.deepcopy(model)
+    handle = kgen.optimize(model, x)
+    assert [one.path for one in handle.blocks] == ["one", "two"]
+    assert kernels_of(lambda: model(x)) == ["model_one"] * 3
+    for ours, theirs in zip(gradients(model, x), gradients(eager, x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_parameters_in_other_shapes_and_twice():
     class Model(Plain):
         def __init__(self):

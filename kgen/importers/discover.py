@@ -137,6 +137,9 @@ class _Search:
             known = module in self.visited or path in self.order  # by a function of its weight
             if known or not isinstance(module, CONVOLUTIONS):
                 continue
+            if not path:
+                self.refuse(type(module).__name__, "it is the whole model, without a GroupNorm")
+                continue
             reason = never = "it is not called for the example's inputs"
             parts = path.split(".")
             for end in range(len(parts)):

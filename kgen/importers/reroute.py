@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from kgen.importers.classify import conv_of
 from kgen.importers.discover import Found, Site
 from kgen.importers.match import Graph, Parameter
 from kgen.package import package_of, resized, spec_of
@@ -108,7 +109,9 @@ def replace_blocks(
                 ):  # fmt: skip
                     node = nodes.call_method("reshape", (node, (C_out, 1, 1)))
                 arguments.append(node)
-            fused = nodes.call_function(call, (found.match.problem.x, *arguments))
+            # As it is now: where blocks follow each other, x is a fused result already.
+            x = conv_of(found.match.conv, graph.module(found.match.conv)).x
+            fused = nodes.call_function(call, (x, *arguments))
         found.match.norm.replace_all_uses_with(fused)
         for node in reversed(found.match.nodes):
             nodes.erase_node(node)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parameter import UninitializedParameter
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kgen.errors import UsageError
@@ -65,6 +66,7 @@ def run(model: nn.Module, example: Any) -> Run:
             f"the example holds no tensor, it is a {type(example).__name__}; give a tensor or a "
             "tuple of the forward's arguments"
         )
+    _check_kind(model)
     mode = next((one.fake_mode for one in leaves if isinstance(one, FakeTensor)), fake_mode())
     device = next((one.device for one in (*model.parameters(), *model.buffers())), None)
     fake = tree_map(lambda one: _as_fake(one, mode, device), args)
@@ -89,6 +91,23 @@ def run(model: nn.Module, example: Any) -> Run:
             for hook in hooks:
                 hook.remove()
     return Run(mode, calls)
+
+
+def _check_kind(model: nn.Module) -> None:
+    """Raises: UsageError for modules whose forward is not Python that can be looked at."""
+    name = type(model).__name__
+    if hasattr(model, "_orig_mod"):
+        raise UsageError(
+            f"{name} is compiled by torch.compile; give the module that it was made of"
+        )
+    for path, module in model.named_modules():
+        where = path or name
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UsageError(
+                f"{where} is compiled by torch.jit; give the module that it was made of"
+            )
+        if any(isinstance(one, UninitializedParameter) for one in module._parameters.values()):
+            raise UsageError(f"{where} is lazy and has no sizes yet; run the model once first")
 
 
 @contextmanager
