@@ -16,7 +16,16 @@ from typing import Any
 import torch
 
 from ._calls import UsualCalls
-from ._launching import Launch, LaunchError, check_size, checked, current_stream, most_samples
+from ._launching import (
+    Launch,
+    LaunchError,
+    check_size,
+    checked,
+    current_device,
+    current_stream,
+    empty_output,
+    most_samples,
+)
 
 _STATIC_SMEM_LIMIT = 49152  # bytes of shared memory a block gets without opting in
 _DENSE = (torch.Tensor, torch.nn.Parameter)  # subclasses may mean something else by their data
@@ -49,6 +58,8 @@ class Block:
         self.source = (folder / "kernel.cu").read_text("utf-8")
         output = manifest["output"]
         self.output = (output["C_out"], output["P"], output["Q"])
+        plane = output["P"] * output["Q"]
+        self._strides = (output["C_out"] * plane, plane, output["Q"], 1)
         self.workspace_fixed: int = manifest["workspace_floats"]
         self.workspace_per_sample: int = manifest["workspace_floats_per_sample"]
         self.x_alignment: int = manifest["x_alignment"]
@@ -144,33 +155,35 @@ class Block:
     def _run(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """The launches on tensors that are as the kernels read them; None if x is misaligned."""
         x = tensors[0]
-        device, addresses = x.get_device(), [one.data_ptr() for one in tensors]
-        N = self.batch or x.shape[0]
+        device, N = x.get_device(), self.batch or x.shape[0]
+        addresses = [one.data_ptr() for one in tensors]
         if not N or addresses[0] % self.x_alignment:
             return None
-        if torch.cuda.current_device() != device:
+        if current_device() != device:
             with torch.cuda.device(device):
                 return self._run(tensors)
-        y = x.new_empty((N, *self.output))
+        y = empty_output((N, *self.output), self._strides)
         stream = current_stream(device)
-        workspace = self._workspace(x, self.workspace_floats(N), device, stream)
-        values = (*addresses, y.data_ptr(), workspace.data_ptr(), 0, N)
-        self._launch_all(N, device, stream, values)
+        addresses += (y.data_ptr(), self._workspace(x, N, device, stream).data_ptr(), 0, N)
+        self._launch_all(N, device, stream, addresses)
         return y
 
-    def _workspace(self, x: torch.Tensor, floats: int, device: int, stream: int) -> torch.Tensor:
+    def _workspace(self, x: torch.Tensor, N: int, device: int, stream: int) -> torch.Tensor:
         """This thread's workspace for a stream.
 
         Calls of one thread on one stream follow each other, so they may share it. Those of two
         threads may not: their launches mix. Nor may a graph's, which replay on any stream.
         """
         if torch.cuda.is_current_stream_capturing():
-            return x.new_empty(floats)
-        mine = self._mine.__dict__
-        found: torch.Tensor | None = mine.get((device, stream))
-        if found is None or found.numel() < floats:
-            found = mine[device, stream] = x.new_empty(floats)
-        return found
+            return x.new_empty(self.workspace_floats(N))
+        mine: dict[Any, Any] = self._mine.__dict__
+        floats, found = mine.get((device, stream), (0, None))
+        wanted = self.workspace_fixed + N * self.workspace_per_sample
+        if found is None or floats < wanted:
+            found = x.new_empty(wanted)
+            mine[device, stream] = wanted, found
+        workspace: torch.Tensor = found
+        return workspace
 
     def launch(
         self,
@@ -219,7 +232,8 @@ class Block:
         if self._most < N:  # before the first of them runs
             for launch in self._launches:
                 check_size(launch, N)
-        for one in self._mine.__dict__.get(device) or self._prepare(device):
+        mine: dict[Any, Any] = self._mine.__dict__
+        for one in mine.get(device) or self._prepare(device):
             one.start(N, values, stream)
 
     def _prepare(self, device: int) -> list[Launch]:
@@ -234,7 +248,8 @@ class Block:
             Launch(launch, kernel, sms, [self._values.index(one) for one in launch["arguments"]])
             for launch, (kernel, sms) in zip(self._launches, found, strict=True)
         ]
-        self._mine.__dict__[device] = prepared
+        mine: dict[Any, Any] = self._mine.__dict__
+        mine[device] = prepared
         return prepared
 
     def _bind(self, device: int) -> None:

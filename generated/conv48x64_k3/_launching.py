@@ -64,10 +64,38 @@ class Launch:
             checked(result, what)
 
 
+def _current_stream(device: int) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def _empty_output(shape: tuple[int, ...], strides: tuple[int, ...], _: torch.dtype) -> Any:
+    return torch.empty_strided(shape, strides, dtype=torch.float32, device="cuda")
+
+
+# What torch has in public costs microseconds; where a version has the same below it, that is used.
+_private: Any = torch._C
+_guards: Any = getattr(getattr(_private, "_dynamo", None), "guards", None)
+_stream: Any = getattr(_private, "_cuda_getCurrentRawStream", _current_stream)
+_device: Any = getattr(_private, "_cuda_getDevice", torch.cuda.current_device)
+_empty: Any = getattr(_guards, "_empty_strided_cuda", _empty_output)
+
+
 def current_stream(device: int) -> int:
     """The handle of torch's current stream on a device."""
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # builds no Stream object
-    return int(raw(device) if raw else torch.cuda.current_stream(device).cuda_stream)
+    handle: int = _stream(device)
+    return handle
+
+
+def current_device() -> int:
+    """The index of the current device; CUDA must have been initialised, as a CUDA tensor tells."""
+    index: int = _device()
+    return index
+
+
+def empty_output(shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """A float32 tensor on the current CUDA device, its memory from torch's allocator."""
+    y: torch.Tensor = _empty(shape, strides, torch.float32)
+    return y
 
 
 def most_samples(launch: dict[str, Any]) -> int:

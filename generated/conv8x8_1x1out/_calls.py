@@ -97,16 +97,15 @@ def _known() -> bool:
 def _guards() -> Any:
     """torch's TensorGuards, if this version has them and they do what they should; else None."""
     try:
-        from torch._C._dynamo.guards import TensorGuards
-
+        made: Any = torch._C._dynamo.guards.TensorGuards
         one = torch.empty(2, 3)
         known = {"dynamic_dims_sizes": [[None, 3]], "dynamic_dims_strides": [[3, 1]]}
-        guards = TensorGuards(one, **known)
+        guards = made(one, **known)
         right = (one, torch.empty(5, 3))
         wrong = (None, torch.empty(2, 4), one.double(), torch.empty(3, 2).t())
         told = [guards.check(each) for each in (*right, *wrong)]
-        return TensorGuards if told == [True] * len(right) + [False] * len(wrong) else None
-    except (ImportError, AttributeError, TypeError):
+        return made if told == [True] * len(right) + [False] * len(wrong) else None
+    except (AttributeError, TypeError):
         return None
 
 
