@@ -55,6 +55,7 @@ def test_results_name_their_circumstances():
     assert results
     for path in results:
         record = json.loads(path.read_text())
+        record = record.get("context", record)  # of `kgen bench`
         where = ("gpu", "driver", "torch") if "gpu" in record else ("cpu", "python", "numpy")
         for key in (*where, "nvrtc", "kgen", "command", "date"):
             assert record[key], (path.name, key)

