@@ -30,7 +30,7 @@ MODULE_ATTRIBUTES = frozenset(
     register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module
     register_parameter register_state_dict_post_hook register_state_dict_pre_hook
     requires_grad_ set_extra_state set_submodule share_memory state_dict to to_empty train
-    training type xpu zero_grad
+    training type xpu zero_grad N conv_out package_name workspace y
     conv conv_bias conv_weight group_norm gamma beta x v device dtype in_channels out_channels
     kernel_size num_groups torch nn self
     """.split()  # noqa: SIM905 - words read better than a list
