@@ -6,6 +6,7 @@ from helpers import SPECS, demo, flagship, issues_of, only_issue, spec_of, varia
 
 from kgen.arch import ARCHS
 from kgen.constraints import check, divisors, name_problem, nearest
+from kgen.errors import SpecError
 from kgen.geometry import geometry
 from kgen.plan import make_plan
 from kgen.spec import Schedule, load_spec
@@ -381,3 +382,18 @@ def test_rules_that_read_an_invalid_key_are_not_run():
     values["problem"]["out_channels"] = "twelve"
     values["chain"][3]["group_norm"]["num_groups"] = 5
     assert only_issue(values).path == "problem.out_channels"
+
+
+@pytest.mark.parametrize("name", ["N", "conv_out", "package_name", "workspace", "x", "y"])
+def test_a_parameter_may_not_take_the_name_of_what_a_launch_is_given(name):
+    values = {
+        "version": 1,
+        "name": "probe",
+        "problem": {
+            "batch": 2, "in_channels": 3, "height": 9, "width": 9, "out_channels": 4,
+            "kernel_size": 3,
+        },
+        "chain": [{"add": name}, {"group_norm": {"num_groups": 2}}],
+    }  # fmt: skip
+    with pytest.raises(SpecError, match=f"parameter name '{name}' is taken"):
+        load_spec(values)
