@@ -33,7 +33,7 @@ from kgen.spec import STRATEGIES
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 DYNAMIC_BATCH = 3
 MOST_SAMPLES = 3  # of a fixed batch: every sample takes the same path
-SHAPE = "="  # path=shape: one of measure.SHAPES of the spec in that file
+SHAPE = "="  # path=shape: one of shapes.SHAPES of the spec in that file
 
 
 def variant(case: str, strategy: str) -> kgen.Spec:
