@@ -400,6 +400,7 @@ def test_ncu_output_becomes_one_row_a_call():
     assert found["nanoseconds"] == 33000.0
     assert found["issue_percent"] == 40000.0  # of the longer one
     assert set(found) == {*SUMS, *SHARES}
+    assert [one["nanoseconds"] for one in parse("\n".join(lines), metrics)] == [3000.0, 30000.0]
 
 
 # ---- The command ----

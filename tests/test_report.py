@@ -437,6 +437,36 @@ def test_grids_are_those_of_the_measured_batch_and_gpu():
     assert steps(hybrid, made_up())[0].kernel == "convolution of the library"
 
 
+def test_launches_are_drawn_to_the_times_that_ncu_took_of_the_same_source(tmp_path):
+    plan = make_plan(load_spec(ROOT / "specs/conv8x32_k3_gn8.yaml"))
+    mine, other = "a" * 64, "b" * 64
+    timed = [
+        row("kgen single_pass", 0.5, 0.4, kind="kgen", kernel_sha256=digest, launch_ns=launch_ns)
+        for digest, launch_ns in ((other, (9.0, 9.0)), (mine, (2000.0, 438_000.0)))
+    ]
+    found = steps(plan, made_up(rows=timed), mine)
+    assert [one.bar for one in found] == [(0.0, pytest.approx(5 / 11)), (pytest.approx(5 / 11),
+                                          pytest.approx(100 - 5 / 11))]  # fmt: skip
+    assert [one.time for one in found] == [
+        "2.000 µs under ncu, 0.5 %",
+        "438.0 µs under ncu, 99.5 %",
+    ]
+    assert [one.bar for one in steps(plan, made_up(rows=timed), "c" * 64)] == [None, None]
+    short = [row("kgen single_pass", 0.5, kind="kgen", kernel_sha256=mine, launch_ns=(1.0,))]
+    assert [one.bar for one in steps(plan, made_up(rows=short), mine)] == [None, None]
+
+    digest = hashlib.sha256(
+        render(load_spec(ROOT / "specs/conv8x32_k3_gn8.yaml"))["kernel.cu"].encode()
+    ).hexdigest()
+    same = row("kgen single_pass", 0.5, kind="kgen", kernel_sha256=digest,
+               strategy="single_pass", launch_ns=(2000.0, 438_000.0))  # fmt: skip
+    page = report(tmp_path, made_up(rows=[same]))
+    assert Page(page).problems == []
+    assert page.count('<svg class="duration"') == 2
+    assert "438.0 µs under ncu, 99.5 %" in Page(page).text
+    assert "holds no times of single launches" not in page
+
+
 def test_pictures_for_a_readme(tmp_path):
     written = write_pictures(made_up(), tmp_path / "new" / "folder")
     assert [path.name for path in written] == [

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from kgen.build import compile_kernel
@@ -43,8 +44,17 @@ def why_no_ncu() -> str:
     return "" if shutil.which("ncu") else "ncu is not on PATH"
 
 
-def count(spec: Spec) -> dict[str, float]:
-    """Counters of one call of a spec's kernels, and their spills in bytes.
+@dataclass(frozen=True)
+class Counted:
+    """What one call of a spec's kernels did. counters: by name, spills in bytes among them.
+    launch_ns: the time of each launch under the profiler, in order."""
+
+    counters: dict[str, float]
+    launch_ns: tuple[float, ...]
+
+
+def count(spec: Spec) -> Counted:
+    """Count one call of a spec's kernels.
 
     Only kgen's own kernels count, not a library's convolution. Raises: UsageError if ncu fails.
     """
@@ -64,10 +74,11 @@ def count(spec: Spec) -> dict[str, float]:
     if done.returncode or '"ID"' not in done.stdout:
         last = (done.stdout + done.stderr).strip().splitlines()[-1:] or ["no output"]
         raise UsageError(f"ncu failed: {last[0]}")
-    found = combine(parse(done.stdout, metrics))
+    launches = parse(done.stdout, metrics)
+    found = combine(launches)
     build = compile_kernel(render(spec)["kernel.cu"], spec.targets[0])
     found["spill_bytes"] = float(sum(one.spill_stores + one.spill_loads for one in build.resources))
-    return found
+    return Counted(found, tuple(one["nanoseconds"] for one in launches))
 
 
 def parse(output: str, metrics: dict[str, str]) -> list[dict[str, float]]:

@@ -40,7 +40,8 @@ class Row(Model):
 
     max_error, rms_error: against fp64, before timing; recheck_error: the largest error of the last
     output after timing. host_us: microseconds that one call keeps the host busy; first_call_ms:
-    from an empty cache to the first output. ncu: counters by name, where they were asked for.
+    from an empty cache to the first output. ncu: counters by name, where they were asked for, and
+    launch_ns: nanoseconds of each of kgen's launches under the profiler, in order.
     """
 
     label: str
@@ -59,6 +60,7 @@ class Row(Model):
     host_us: float | None = None
     first_call_ms: float | None = None
     ncu: dict[str, float] | None = None
+    launch_ns: tuple[float, ...] = ()
 
     def times(self, kind: str) -> RowTimes | None:
         """Times of one of KINDS."""

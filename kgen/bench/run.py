@@ -129,7 +129,8 @@ def run_bench(
                 found["host_us"] = lab.host_us(partial(one.call, 0))
             if ncu and one.row.spec is not None and not wrong:
                 progress(f"{label}: ncu")
-                found["ncu"] = count(one.row.spec)
+                counted = count(one.row.spec)
+                found |= {"ncu": counted.counters, "launch_ns": counted.launch_ns}
             done[label] = Row(label=label, kind=one.row.kind, **found)
     progress("the speed of light")
     ceilings = lab.ceilings()

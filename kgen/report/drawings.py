@@ -1,6 +1,6 @@
 """The plan as pictures: the tile grid, the shared-memory map and the launches, as numbers.
 
-The template turns these into SVG; nothing here is measured.
+The template turns these into SVG. Only the times of launches are measured.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kgen.bench.record import Record
 from kgen.launches import Launch
 from kgen.plan import Plan
+from kgen.report.text import significant
 
 _SIDE = 300.0  # of the tile picture's longer side
 _LEAST = 30.0  # of its shorter side; below that the two axes get different scales
@@ -68,13 +69,16 @@ class SmemPicture:
 
 @dataclass(frozen=True)
 class Step:
-    """One launch in words; grid is empty for what is not kgen's own."""
+    """One launch in words; grid is empty for what is not kgen's own. bar: where it begins and how
+    long it is, in percent of all launches, None where the record has no time of it."""
 
     kernel: str
     grid: str
     threads: str
     smem: str
     note: str
+    time: str = ""
+    bar: tuple[float, float] | None = None
 
 
 def tile_picture(plan: Plan) -> TilePicture | None:
@@ -162,12 +166,23 @@ def smem_pictures(plan: Plan) -> list[SmemPicture]:
     return found
 
 
-def steps(plan: Plan, record: Record) -> list[Step]:
-    """The launches in order, grids for the record's batch and GPU."""
+def steps(plan: Plan, record: Record, digest: str = "") -> list[Step]:
+    """The launches in order, grids for the record's batch and GPU.
+
+    digest: of the plan's source. Times are those of a row that ran the same source, if any.
+    """
     found = []
+    timed = _launch_ns(plan, record, digest)
+    whole, begun = sum(timed), 0.0
     if plan.strategy == "hybrid":
         found.append(Step("convolution of the library", "", "", "", "PyTorch calls cuDNN"))
-    for launch in plan.launches:
+    for number, launch in enumerate(plan.launches):
+        time, bar = "", None
+        if timed:
+            share = 100 * timed[number] / whole
+            time = f"{significant(timed[number] / 1e3)} \u00b5s under ncu, {share:.1f} %"
+            bar = (begun, share)
+            begun += share
         found.append(
             Step(
                 launch.kernel,
@@ -175,9 +190,19 @@ def steps(plan: Plan, record: Record) -> list[Step]:
                 f"{launch.threads:,} threads each",
                 f"{launch.smem_bytes:,} bytes of dynamic shared memory each",
                 _note(launch),
+                time,
+                bar,
             )
         )
     return found
+
+
+def _launch_ns(plan: Plan, record: Record, digest: str) -> tuple[float, ...]:
+    """Nanoseconds of each launch of the plan, empty where the record has none."""
+    for row in record.rows:
+        if row.kernel_sha256 == digest and len(row.launch_ns) == len(plan.launches):
+            return row.launch_ns
+    return ()
 
 
 def _blocks(launch: Launch, record: Record) -> int:

@@ -223,7 +223,7 @@ def _plan(record: Record, found: Planned, number: int, shown: dict[str, int]) ->
         notes=tuple(_plan_notes(record, found)),
         tile=tile_picture(plan),
         smem=tuple(smem_pictures(plan)),
-        steps=tuple(steps(plan, record)),
+        steps=tuple(steps(plan, record, digest)),
         explained=as_text(found.facts),
         source=highlighted(found.source) if first == number else None,
         source_lines=len(found.source.splitlines()),
