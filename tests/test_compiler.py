@@ -99,6 +99,26 @@ def test_spills_would_be_counted():
 
 
 @pytest.mark.nvrtc
+def test_a_second_compilation_counts_the_same():
+    """Where there is a driver, NVRTC would take it from its own cache, without a log."""
+    source = f'extern "C" __global__ void kernel(float* x) {{ x[0] = {os.getpid()}.0f; }}\n'
+    first, second = (compile_source(source, "sm_90a", use_cache=False) for _ in range(2))
+    assert first.resources[0].registers > 0
+    assert second.resources == first.resources
+    assert second.cubin == first.cubin
+
+
+@pytest.mark.parametrize(
+    ("version", "own_cache"), [("12.8", False), ("12.9", True), ("13.0", True)]
+)
+def test_nvrtc_keeps_no_cache_of_its_own(version, own_cache):
+    """Before 12.9 it had none, and does not know the option."""
+    options = compiler._options("sm_80", version)
+    assert options[: 1 + len(compiler.FLAGS)] == ("--gpu-architecture=sm_80", *compiler.FLAGS)
+    assert ("--no-cache" in options) == own_cache
+
+
+@pytest.mark.nvrtc
 @pytest.mark.parametrize("strategy", ["two_kernel", "hybrid"])
 @pytest.mark.parametrize("op", OPS)
 def test_every_pointwise_op_compiles(op, strategy):
@@ -241,7 +261,7 @@ def test_the_key_holds_source_flags_arch_and_versions(monkeypatch):
     monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "--use_fast_math"))
     keys.add(cache_key(*base))
     monkeypatch.undo()
-    monkeypatch.setattr(compiler, "_CACHE_FORMAT", 2)
+    monkeypatch.setattr(compiler, "_CACHE_FORMAT", compiler._CACHE_FORMAT + 1)
     keys.add(cache_key(*base))
     assert len(keys) == 7
     assert all(re.fullmatch(r"[0-9a-f]{64}", key) for key in keys)

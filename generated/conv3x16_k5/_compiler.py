@@ -22,7 +22,7 @@ from typing import Any
 
 FLAGS = ("--std=c++17", "--ptxas-options=-v", "--generate-line-info")
 CACHE_VARIABLE = "KGEN_CACHE_DIR"
-_CACHE_FORMAT = 1  # part of every key; raise it when the layout of an entry changes
+_CACHE_FORMAT = 2  # part of every key; raise it when entries hold something else than before
 _LOCK_SECONDS = 600.0
 
 
@@ -150,6 +150,13 @@ def supported_archs() -> tuple[int, ...]:
     return tuple(_call(_bindings().nvrtcGetSupportedArchs))
 
 
+def _options(arch: str, version: str) -> tuple[str, ...]:
+    """NVRTC's options. From 12.9 on it has a cache of its own in the driver's: what comes from
+    there comes without a log, so that registers and spills would be unknown."""
+    has_cache = tuple(map(int, version.split("."))) >= (12, 9)
+    return (f"--gpu-architecture={arch}", *FLAGS, *(["--no-cache"] if has_cache else []))
+
+
 def _nvrtc_compile(source: str, arch: str, version: str) -> Build:
     nvrtc = _bindings()
     number = re.fullmatch(r"sm_(\d+)[af]?", arch)
@@ -159,7 +166,7 @@ def _nvrtc_compile(source: str, arch: str, version: str) -> Build:
         raise CompileError(f"NVRTC {version} cannot compile for {arch}; it supports {listed}")
     program = _call(nvrtc.nvrtcCreateProgram, source.encode(), b"kernel.cu", 0, [], [])
     try:
-        options = [option.encode() for option in (f"--gpu-architecture={arch}", *FLAGS)]
+        options = [option.encode() for option in _options(arch, version)]
         start = time.perf_counter()
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         seconds = time.perf_counter() - start
