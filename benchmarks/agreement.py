@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from measure import context
+from circumstances import context
 
 import kgen
 from kgen.arch import ARCHS

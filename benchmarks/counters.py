@@ -5,8 +5,7 @@
 
 One row for each size and strategy that fits it: bytes of DRAM over those needed, the time under the
 profiler, how busy the pipes are, and why warps wait: warps stalled for each reason, for each
-instruction issued. The values are not checked; benchmarks/measure.py verifies and times the same
-kernels.
+instruction issued. The values are not checked; `kgen bench` verifies and times the same kernels.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import sys
 from pathlib import Path
 
 import torch
-from measure import context
+from circumstances import context
 from shapes import SHAPES, shaped
 
 import kgen

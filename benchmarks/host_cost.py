@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import context
+from circumstances import context
 
 import kgen
 from kgen.bench.cuda import CudaTimer, graphed, host_microseconds

@@ -217,7 +217,7 @@ def run_step(step: str, arguments: argparse.Namespace, folder: Path, problem: Pa
 
 
 def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    from measure import context
+    from circumstances import context
 
     from kgen.exporters.kernelbench import kernelbench_source
 

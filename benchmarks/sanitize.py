@@ -181,7 +181,7 @@ def main() -> None:
         sources = [render(variant(*pair))["kernel.cu"] for pair in pairs(cases)]
         list(pool.map(lambda source: compile_kernel(source, "sm_90a"), sources))
         results = list(pool.map(lambda tool: run(tool, cases, arguments.seconds), TOOLS))
-    from measure import context  # brings torch, which the children do without
+    from circumstances import context  # brings torch, which the children do without
 
     digests = {label(*pair): kernel_digest(variant(*pair)) for pair in pairs(cases)}
     record = {**context("sanitize.py"), "kernel_sha256": digests, "results": results}

@@ -180,8 +180,11 @@ def variants(spec: kgen.Spec) -> dict[str, str]:
 
 def main() -> None:
     import torch
-    from measure import context, errors, graphed, time_rounds
+    from circumstances import context
 
+    from kgen.bench.cuda import CudaTimer, graphed
+    from kgen.bench.run import errors
+    from kgen.bench.timing import time_rounds
     from kgen.package import import_package
     from kgen.reference import draw
 
@@ -209,10 +212,12 @@ def main() -> None:
             call = package_of(source)
             row: dict[str, object] = {}
             if name in SAME_VALUES:
-                row |= errors(spec, call(), x, parameters)
-            times = time_rounds({name: graphed(call)}, 25, cold=False)[name]
-            rows[name] = {**row, **times}
-            print(f"{name:28} {times['median']:.4f} ms  {row}", flush=True)
+                row["max_error"], row["rms_error"] = errors(spec, call(), x, parameters)
+            replay = graphed(call)
+            calls = {name: lambda _, replay=replay: replay()}
+            times = time_rounds(calls, CudaTimer("cuda"), cold=False, seconds=2.0)[name]
+            rows[name] = {**row, **times.to_dict()}
+            print(f"{name:28} {times.median:.4f} ms  {row}", flush=True)
         if arguments.clocks:
             for number, role in enumerate(ROLES):
                 print(f"mark {number} is {role}: {', '.join(MARKS[role.split()[0]])}")

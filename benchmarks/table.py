@@ -1,9 +1,10 @@
-"""Writes the README's table of measured figures from a result file; nothing is typed by hand.
+"""Writes the tables of README.md, NOTES.md and docs/tune.md from committed records.
 
-    python benchmarks/table.py benchmarks/results/h200_blocks.json --write README.md
+    python benchmarks/table.py           # prints them
+    python benchmarks/table.py --write   # puts them where they belong
 
---again: a second run of the same blocks; how far its medians are from the first's is told below the
-table. Without --write the table is printed.
+Records are those of `kgen bench`, benchmarks/results/bench_NAME.json and, of a second run,
+bench_NAME_again.json, and that of benchmarks/tuning.py.
 """
 
 from __future__ import annotations
@@ -12,57 +13,184 @@ import argparse
 import json
 from pathlib import Path
 
+from shapes import SHAPES, shape_name, shaped
+
+import kgen
+from kgen.bench.record import Record, Row, load_record
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks/results"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
-
-COLUMNS = (
-    "kgen single_pass",
-    "kgen recompute",
-    "kgen two_kernel",
-    "kgen hybrid",
-    "eager",
-    "torch.compile",
+FLAGSHIP = "conv8x32_k3_gn8"
+SPEC = ROOT / f"specs/{FLAGSHIP}.yaml"
+BLOCKS = (
+    FLAGSHIP,
+    "conv3x16_k5",
+    "conv9x6_k3x5",
+    "conv16x24_s2p1",
+    "conv8x32_dynamic",
+    "conv48x64_k3",
+    "conv8x8_1x1out",
 )
+COLUMNS = {
+    "kgen single_pass": "kgen single_pass",
+    "kgen recompute": "kgen recompute",
+    "kgen two_kernel": "kgen two_kernel",
+    "kgen hybrid": "kgen hybrid",
+    "eager": "eager",
+    "compile": "torch.compile",
+}
 
 
-def _cell(row: dict | None) -> str:
-    """A median and, in brackets, the largest error; a dash where a strategy does not fit."""
-    if row is None or "failed" in row:
+def result(name: str) -> Path:
+    return RESULTS / f"bench_{name}.json"
+
+
+def median(row: Row | None) -> float | None:
+    """ms of graph replays; None where a strategy does not fit or was not measured."""
+    return None if row is None or row.graph is None else row.graph.median
+
+
+def best_kernel(record: Record) -> Row:
+    """The fastest of kgen's own."""
+    own = [row for row in record.rows if row.kind == "kgen" and row.graph is not None]
+    return min(own, key=lambda row: row.graph.median)
+
+
+def cell(record: Record, label: str) -> str:
+    """A median, bold where it is the fastest of its line, and the largest error."""
+    row = record.row(label)
+    own = median(row)
+    if own is None:
         return "-"
-    return f"{row['graph']['median']:.3g} ({row['max_error']:.1e})"
+    shown = [found for one in COLUMNS if (found := median(record.row(one))) is not None]
+    text = f"**{own:.3g}**" if own == min(shown) else f"{own:.3g}"
+    return f"{text} ({row.max_error:.1e})"
 
 
-def table(path: Path) -> str:
-    record = json.loads(path.read_text())
+def copy_share(record: Record) -> float:
+    """Bytes needed over the time of kgen's fastest, as a share of the run's own copy speed."""
+    seconds = median(best_kernel(record)) / 1e3
+    return record.bytes_needed / seconds / record.ceilings.copy_bytes
+
+
+def same_context(records: list[Record]) -> str:
+    """GPU and versions. Raises: SystemExit where the records' differ."""
+    found = {
+        f"One {one.gpu}, driver {one.driver}, torch {one.torch}, NVRTC {one.nvrtc}, kgen {one.kgen}"
+        for one in (record.context for record in records)
+    }
+    if len(found) > 1:
+        raise SystemExit(f"records of one table were made differently: {sorted(found)}")
+    return found.pop()
+
+
+def blocks_table() -> str:
+    records = [load_record(result(name)) for name in BLOCKS]
+    dates = sorted(record.context.date[:10] for record in records)
+    span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    rounds = min(
+        row.graph.rounds for record in records for row in record.rows if row.graph is not None
+    )
     lines = [
-        f"One {record['gpu']}, driver {record['driver']}, torch {record['torch']}, NVRTC "
-        f"{record['nvrtc']}, kgen {record['kgen']}, {record['date']}. Median GPU time in ms of "
-        f"{record['specs'][0]['rounds']} CUDA-graph replays with a flushed L2, all rows of a block "
-        "interleaved in one process; in brackets the largest error against fp64.",
+        f"{same_context(records)}, {span}. Median GPU time in ms of at least {rounds} CUDA-graph "
+        "replays with a flushed L2, all rows of a block interleaved in one process; in brackets "
+        "the largest error against fp64. The last column: x read once and y written once in the "
+        "fastest kernel's time, as a share of the copy speed measured in the same run.",
         "",
-        f"| block | x | {' | '.join(COLUMNS)} |",
-        "|---" * (len(COLUMNS) + 2) + "|",
+        f"| block | x | {' | '.join(COLUMNS.values())} | of copy speed |",
+        "|---" * (len(COLUMNS) + 3) + "|",
     ]
-    for spec in record["specs"]:
-        cells = [_cell(spec["rows"].get(label)) for label in COLUMNS]
-        size = " x ".join(map(str, spec["x"]))
-        lines.append(f"| `{spec['name']}` | {size} | {' | '.join(cells)} |")
-    lines += ["", f"From `{path.as_posix()}`; measured by `{record['command']}`."]
+    for record in records:
+        cells = " | ".join(cell(record, label) for label in COLUMNS)
+        size = " x ".join(map(str, record.x))
+        lines.append(f"| `{record.name}` | {size} | {cells} | {100 * copy_share(record):.0f} % |")
+    lines += ["", repeatability(), "", "`benchmarks/results/bench_*.json`, the first by", ""]
+    lines += [f"    {records[0].context.command}"]
     return "\n".join(lines)
 
 
-def repeatability(path: Path, again: Path) -> str:
-    """The largest change of a block's median from one run to the next, for each column."""
-    first, second = (json.loads(one.read_text())["specs"] for one in (path, again))
+def repeatability() -> str:
+    """The largest change of a median where a block was measured twice."""
     changes: dict[str, float] = {}
-    for one, other in zip(first, second, strict=True):
-        if one["spec_hash"] != other["spec_hash"]:
-            raise SystemExit(f"{again}: {other['name']} is not the block of {path}")
-        for label, row in one["rows"].items():
-            change = abs(other["rows"][label]["graph"]["median"] / row["graph"]["median"] - 1)
-            changes[label] = max(change, changes.get(label, 0.0))
-    told = ", ".join(f"{label} {100 * change:.1f} %" for label, change in changes.items())
-    return f"Largest change of a median in a second run, `{again.as_posix()}`: {told}."
+    twice = [name for name in BLOCKS if result(f"{name}_again").exists()]
+    for name in twice:
+        first, second = load_record(result(name)), load_record(result(f"{name}_again"))
+        if first.spec_hash != second.spec_hash:
+            raise SystemExit(f"bench_{name}_again.json is of another block")
+        for label in COLUMNS:
+            one, other = median(first.row(label)), median(second.row(label))
+            if one is not None and other is not None:
+                kind = "kgen" if label.startswith("kgen ") else COLUMNS[label]
+                changes[kind] = max(changes.get(kind, 0.0), abs(other / one - 1))
+    told = ", ".join(f"{kind} {100 * change:.1f} %" for kind, change in changes.items())
+    return (
+        f"Measured twice: {', '.join(f'`{name}`' for name in twice)}. Largest change of a median: "
+        f"{told}."
+    )
+
+
+def sizes_table() -> str:
+    lines = [
+        "| size | kgen's choice | ms | times torch.compile | times eager | bytes over time, TB/s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for shape in SHAPES:
+        record = load_record(result(shape_name(FLAGSHIP, shape)))
+        chosen = kgen.make_plan(shaped(kgen.load_spec(SPEC), shape)).strategy
+        best = best_kernel(record)
+        ms = median(record.row(f"kgen {chosen}"))
+        if best.strategy != chosen:
+            chosen += f"; {best.strategy} takes {median(best):.3f}"
+        factors = (median(record.row(label)) / ms for label in ("compile", "eager"))
+        lines.append(
+            f"| {shape.replace('x', ' x ')} | {chosen} | {ms:.3f} | "
+            f"{' | '.join(f'{one:.1f}' for one in factors)} | "
+            f"{record.bytes_needed / ms / 1e9:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def tuning_table() -> str:
+    record = json.loads((RESULTS / "h200_tuning.json").read_text())
+    shown = ("winner", "slower", "spills", "constraint")
+    lines = [
+        f"One {record['gpu']}, driver {record['driver']}, NVRTC {record['nvrtc']}, "
+        f"{record['date']}.",
+        "",
+        f"| spec | strategies | s | {' | '.join(shown)} | pruned | not reached "
+        "| kept after kill -9 | all of them: candidates | s | tuned over best |",
+        "|---" * (len(shown) + 9) + "|",
+    ]
+    for row in record["rows"]:
+        tuned, everything = row["tuned"], row["exhaustive"]
+        counts = tuned["counts"]
+        if set(counts) - set(shown) or everything["left"]:
+            raise SystemExit(f"{row['spec']}: the table would not show everything")
+        candidates = sum(count for status, count in everything["counts"].items()
+                         if status != "constraint")  # fmt: skip
+        cells = [
+            f"`{row['spec'].removesuffix('.yaml')}`",
+            row["strategies"].replace(",", ", "),
+            f"{row['seconds']:.0f}",
+            *(str(counts.get(status, 0)) for status in shown),
+            str(tuned["pruned"]),
+            str(tuned["left"]),
+            str(row["kept_after_kill"]),
+            str(candidates),
+            f"{everything['seconds']:.0f}",
+            f"{row['tuned_over_best']:.3f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+TABLES = {
+    "README.md": blocks_table,
+    "benchmarks/NOTES.md": sizes_table,
+    "docs/tune.md": tuning_table,
+}
 
 
 def insert(text: str, body: str) -> str:
@@ -73,17 +201,14 @@ def insert(text: str, body: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--again", type=Path)
-    parser.add_argument("--write", type=Path)
+    parser.add_argument("--write", action="store_true", help="into the documents")
     arguments = parser.parse_args()
-    body = table(arguments.results)
-    if arguments.again is not None:
-        body += f"\n\n{repeatability(arguments.results, arguments.again)}"
-    if arguments.write is None:
-        print(body)
-    else:
-        arguments.write.write_text(insert(arguments.write.read_text(), body))
+    for name, make in TABLES.items():
+        path, body = ROOT / name, make()
+        if arguments.write:
+            path.write_text(insert(path.read_text(), body))
+        else:
+            print(f"{name}:\n\n{body}\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from measure import context
+from circumstances import context
 
 import kgen
 from kgen.bench.cuda import CudaTimer, graphed

@@ -2,31 +2,64 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from kgen.bench.record import load_record
 from kgen.constraints import check
+from kgen.exporters.kernelbench import kernelbench_source
 from kgen.spec import FUSED, STRATEGIES, load_spec, parse_spec
+from kgen.verdict import CASES
 from kgen.yaml_source import parse_yaml
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import sanitize
+import table
 
 README = (ROOT / "README.md").read_text()
-BLOCKS = ROOT / "benchmarks/results/h200_blocks.json"
-SHAPES = ROOT / "benchmarks/results/h200_shapes.json"
+BENCHES = {path: load_record(path) for path in sorted(ROOT.glob("benchmarks/results/bench_*.json"))}
 
 
-def test_readme_table_is_what_the_script_makes_of_the_results():
-    script = [sys.executable, "benchmarks/table.py", str(BLOCKS.relative_to(ROOT))]
-    made = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    shown = README.split("<!-- measured: begin -->\n")[1].split("\n<!-- measured: end -->")[0]
-    assert shown == made.rstrip("\n")
-    assert shown.count("\n| `") >= 5
+@pytest.mark.parametrize("name", table.TABLES)
+def test_a_table_is_what_the_script_makes_of_the_results(name):
+    document = (ROOT / name).read_text()
+    shown = document.split(f"{table.BEGIN}\n")[1].split(f"\n{table.END}")[0]
+    assert shown == table.TABLES[name]()
+    assert shown.count("\n| ") >= 4
+
+
+def test_readme_speaks_of_the_flagship_as_it_was_measured():
+    text = re.search(
+        r"block takes ([\d.]+) ms where eager takes ([\d.]+) and torch.compile ([\d.]+)", README
+    )
+    record = load_record(table.result(table.FLAGSHIP))
+    for told, label in zip(text.groups(), ("kgen single_pass", "eager", "compile"), strict=True):
+        half_a_digit = 0.5 * 10 ** -len(told.partition(".")[2])
+        assert abs(float(told) - record.row(label).graph.median) <= half_a_digit, label
+
+
+def test_blocks_measured_twice_agree_within_one_percent():
+    twice = [name for name in table.BLOCKS if table.result(f"{name}_again").exists()]
+    assert len(twice) >= 4
+    for name in twice:
+        first, second = (load_record(table.result(one)) for one in (name, f"{name}_again"))
+        for row in first.rows:
+            if row.kind == "kgen":
+                ratio = second.row(row.label).graph.median / row.graph.median
+                assert abs(ratio - 1) <= 0.01, (name, row.label)
+
+
+def test_the_report_is_that_of_the_flagships_record():
+    page = (ROOT / "benchmarks/results/report_conv8x32_k3_gn8.html").read_text()
+    record = load_record(table.result(table.FLAGSHIP))
+    assert record.context.date in page
+    assert "µs under ncu" in page
 
 
 def test_readme_spec_is_the_flagship():
@@ -59,31 +92,58 @@ def test_results_name_their_circumstances():
             assert record[key], (path.name, key)
 
 
-def test_measured_specs_are_the_shipped_ones():
-    for spec in json.loads(BLOCKS.read_text())["specs"]:
-        assert load_spec(ROOT / "specs" / spec["spec"]).hash() == spec["spec_hash"], spec["spec"]
-
-
-def kernel_digest(file, strategy):
-    """Of the kernel that a shipped spec gives today for a strategy."""
-    return sanitize.kernel_digest(sanitize.variant(str(ROOT / "specs" / file), strategy))
+def test_benchmarked_specs_are_the_ones_that_are_here():
+    folders = (ROOT / "specs", ROOT / "benchmarks/specs")
+    here = {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
+    for record in BENCHES.values():
+        assert load_spec(here[record.name]).hash() == record.spec_hash
+        assert here[record.name].read_text() == record.spec
 
 
 def test_results_are_those_of_the_kernels_as_they_are():
-    for spec in json.loads(BLOCKS.read_text())["specs"]:
-        for label, row in spec["rows"].items():
-            if label.startswith("kgen "):
-                digest = kernel_digest(spec["spec"], label.removeprefix("kgen "))
-                assert row["kernel_sha256"] == digest, (spec["name"], label)
+    digests = {}
+    for record in BENCHES.values():
+        spec = parse_spec(parse_yaml(record.spec.encode(), record.name))
+        for row in record.rows:
+            if row.kind == "kgen":
+                variant = spec if spec.schedule.strategy == row.strategy else None
+                variant = variant or spec.with_strategy(row.strategy)
+                digest = digests.setdefault(variant, sanitize.kernel_digest(variant))
+                assert row.kernel_sha256 == digest, (record.name, row.label)
 
 
 def test_the_measured_kernels_are_right_and_free_of_failures():
-    for file in (BLOCKS, SHAPES):
-        for spec in json.loads(file.read_text())["specs"]:
-            for label, row in spec["rows"].items():
-                assert "failed" not in row, (spec["name"], label)
-                if label.startswith("kgen "):
-                    assert row["verified_cases"] >= 3, (spec["name"], label)
+    for record in BENCHES.values():
+        for row in record.rows:
+            assert row.failed is None, (record.name, row.label)
+            if row.kind == "kgen":
+                assert row.verified_cases == len(CASES), (record.name, row.label)
+                assert row.max_error == row.recheck_error < 1e-4, (record.name, row.label)
+
+
+def test_the_tuner_came_within_three_percent_of_the_best():
+    record = json.loads((ROOT / "benchmarks/results/h200_tuning.json").read_text())
+    assert len(record["rows"]) >= 3
+    for row in record["rows"]:
+        assert row["seconds"] <= 60
+        assert row["kept_after_kill"] + row["tuned"]["measured"] == (
+            sum(row["tuned"]["counts"].values()) - row["tuned"]["counts"]["constraint"]
+        )
+        assert row["exhaustive"]["left"] == 0
+        assert row["tuned_over_best"] <= 1.03, row["spec"]
+
+
+def test_kernelbench_found_the_exported_flagship_right_at_every_scale():
+    record = json.loads((ROOT / "benchmarks/results/h200_kernelbench.json").read_text())
+    assert record["check"]["valid"]
+    assert record["trials"]["correctness"] == 5
+    assert [one["scale"] for one in record["scales"]] == [1.0, 3.0, 0.01, -1.0]
+    assert all(one["compiled"] and one["correct"] for one in record["scales"])
+    assert {"eager", "torch.compile"} <= set(record["references"])
+    spec = load_spec(ROOT / "specs/conv8x32_k3_gn8.yaml")
+    assert record["kernel_sha256"] == sanitize.kernel_digest(spec)
+    source = kernelbench_source(spec)
+    assert record["candidate_sha256"] == hashlib.sha256(source.encode()).hexdigest()
 
 
 def test_sanitizer_verdicts_are_complete_and_clean():

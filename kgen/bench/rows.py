@@ -81,12 +81,13 @@ def empty_caches() -> Iterator[None]:
 
 
 def kernel_row(spec: Spec, parameters: Parameters) -> Prepared:
-    """A strategy's kernel, through its torch op."""
+    """A strategy's kernel, through its package's module, as a model calls it."""
 
     def make() -> Block:
-        package = find_package(spec)
-        ordered = [parameters[key] for key in package.PARAMETERS]
-        return lambda x: package.fused_block(x, *ordered)
+        block = find_package(spec).FusedBlock(device=parameters["conv.weight"].device).eval()
+        block.load_state_dict(parameters)
+        made: Block = block
+        return made
 
     strategy = find_package(spec).manifest["strategy"]
     return Prepared(f"kgen {strategy}", "kgen", make, spec=spec, facts={"strategy": strategy})

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Protocol
 
 TARGET = 0.005  # relative error of a median at which a row has been measured long enough
-LEAST_ROUNDS, MOST_ROUNDS = 30, 2000
+LEAST_ROUNDS, MOST_ROUNDS = 100, 2000
 
 # What is timed: called with the number of the round, by which it may choose its buffers.
 Call = Callable[[int], object]
