@@ -1,10 +1,10 @@
-"""Writes the tables of README.md, NOTES.md and docs/tune.md from committed records.
+"""Writes the tables of README.md, NOTES.md and docs/ from committed records.
 
     python benchmarks/table.py           # prints them
     python benchmarks/table.py --write   # puts them where they belong
 
 Records are those of `kgen bench`, benchmarks/results/bench_NAME.json and, of a second run,
-bench_NAME_again.json, and that of benchmarks/tuning.py.
+bench_NAME_again.json, and those of benchmarks/tuning.py and benchmarks/kernelbench.py.
 """
 
 from __future__ import annotations
@@ -186,10 +186,31 @@ def tuning_table() -> str:
     return "\n".join(lines)
 
 
+def kernelbench_table() -> str:
+    record = json.loads((RESULTS / "h200_kernelbench.json").read_text())
+    lines = [
+        f"One {record['gpu']}, driver {record['driver']}, torch {record['torch']}, "
+        f"{record['date']}; KernelBench at {record['kernelbench_commit'][:10]}, problem "
+        f"`{record['problem']}`. Means of its {record['trials']['time']} timings in ms.",
+        "",
+        "| inputs times | right | ModelNew | eager |",
+        "|---|---|---|---|",
+    ]
+    for row in record["scales"]:
+        trials = row["metadata"]["correctness_trials"].strip("()")
+        times = " | ".join(f"{row[one]['mean']:.3g}" for one in ("candidate", "eager"))
+        lines.append(f"| {row['scale']:g} | {trials} | {times} |")
+    eager, compiled = (record["references"][one]["mean"] for one in ("eager", "torch.compile"))
+    lines += ["", f"Its reference times from the same run: eager {eager:.3g}, torch.compile "
+              f"{compiled:.3g}."]  # fmt: skip
+    return "\n".join(lines)
+
+
 TABLES = {
     "README.md": blocks_table,
     "benchmarks/NOTES.md": sizes_table,
     "docs/tune.md": tuning_table,
+    "docs/export.md": kernelbench_table,
 }
 
 

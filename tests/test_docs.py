@@ -75,6 +75,16 @@ def test_readme_kernel_lines_are_in_the_emitted_kernel():
     assert text.count("\n") >= 12
 
 
+def test_tests_that_a_document_names_exist():
+    text = (ROOT / "docs/pytorch.md").read_text()
+    named = re.findall(r"`(test_\w+\.py)::(\w+)`", text)
+    assert len(named) > 40
+    for file, function in named:
+        assert f"\ndef {function}(" in (ROOT / "tests" / file).read_text(), (file, function)
+    for script in re.findall(r"`(benchmarks/\w+\.(?:py|json))`", text):
+        assert (ROOT / script).exists(), script
+
+
 def test_links_lead_somewhere():
     for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", document.read_text()):
