@@ -132,3 +132,33 @@ def test_architectures_may_be_repeated_or_listed(work, export):
     assert (code, err) == (0, "")
     builds = json.loads((work / "demo_package" / "demo" / "build.json").read_text())["builds"]
     assert sorted(builds) == ["sm_80", "sm_90a"]
+
+
+def test_a_file_is_checked_and_left_alone(work, export):
+    assert_refused(export("demo.yaml", *KERNELBENCH, "--check"), 1,
+                   "demo_kernelbench.py: is not there; export it")  # fmt: skip
+    assert names_in(work) == ["demo.yaml"]
+    export("demo.yaml", *KERNELBENCH)
+    assert export("demo.yaml", *KERNELBENCH, "--check") == (
+        0, "demo_kernelbench.py: up to date\n", "",
+    )  # fmt: skip
+    (work / "demo.yaml").write_text(edited("height: 19", "height: 20"))
+    before = (work / "demo_kernelbench.py").read_bytes()
+    assert_refused(export("demo.yaml", *KERNELBENCH, "--check"), 1, "demo_kernelbench.py: stale")
+    assert (work / "demo_kernelbench.py").read_bytes() == before
+
+
+@pytest.mark.nvrtc
+def test_a_package_is_checked_and_left_alone(work, export):
+    export("demo.yaml", *PACKAGE, "--arch", "80,90a")
+    assert export("demo.yaml", *PACKAGE, "--arch", "80,90a", "--check")[0] == 0
+    (work / "demo_package" / "README.md").write_text("mine\n")
+    assert_refused(export("demo.yaml", *PACKAGE, "--arch", "80", "--check"), 1,
+                   "demo_package: stale: ", "README.md", "demo.sm_90a.cubin")  # fmt: skip
+    assert (work / "demo_package" / "README.md").read_text() == "mine\n"
+    assert (work / "demo_package" / "demo" / "demo.sm_90a.cubin").exists()
+
+
+@pytest.mark.parametrize("other", [("--force",), ("--output", "-")])
+def test_a_check_goes_with_nothing_that_writes(work, export, other):
+    assert_refused(export("demo.yaml", *KERNELBENCH, "--check", *other), 2, "give one of them")

@@ -15,17 +15,32 @@ from kgen.files import write_whole
 BUILD_RECORD = "build.json"
 
 
+def stale_file(path: Path, content: bytes) -> bool:
+    """Whether a file is missing or holds something else. Raises: UsageError if it is no file."""
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder, expected a file")
+    return _content(path) != content
+
+
+def stale_files(folder: Path, files: Mapping[str, bytes]) -> list[str]:
+    """Files by their paths in the folder that are missing, differ, or are cubins too many.
+
+    Raises: UsageError if it is no folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: is a file, expected a folder")
+    different = [name for name, content in files.items() if not _same(folder / name, content)]
+    return different + _surplus_cubins(folder, files)
+
+
 def write_file(path: Path, content: bytes, *, force: bool) -> bool:
     """Write one file; returns whether it changed.
 
     Raises: UsageError if it cannot be written, or if it is there, differs, and not `force`.
     """
-    if path.is_dir():
-        raise UsageError(f"{path}: is a folder, expected a file")
-    found = _content(path)
-    if found == content:
+    if not stale_file(path, content):
         return False
-    if found is not None and not force:
+    if path.exists() and not force:
         raise UsageError(f"{path}: exists and differs; --force replaces it")
     write_whole(path, content)
     return True
@@ -38,24 +53,22 @@ def write_folder(folder: Path, files: Mapping[str, bytes], *, force: bool) -> bo
     whole; cubins that are not among `files` go, and whatever else lies there stays.
     Raises: UsageError if it cannot be written, or if a file differs and not `force`.
     """
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder}: is a file, expected a folder")
+    stale = stale_files(folder, files)
     if not folder.exists():
         _write_new(folder, files)
         return True
-    different = [name for name, content in files.items() if not _same(folder / name, content)]
-    surplus = _surplus_cubins(folder, files)
-    if not different and not surplus:
+    if not stale:
         return False
-    blocking = [name for name in different if (folder / name).exists()] + surplus
+    blocking = [name for name in stale if (folder / name).exists()]
     foreign = any(folder.iterdir()) and not (folder / "pyproject.toml").exists()
     if not force and (blocking or foreign):
         reason = f"{blocking[0]} differs" if blocking else "is not an exported package"
         raise UsageError(f"{folder}: {reason}; --force replaces what is exported")
-    for name in different:
-        write_whole(folder / name, files[name])
-    for name in surplus:
-        (folder / name).unlink(missing_ok=True)
+    for name in stale:
+        if name in files:
+            write_whole(folder / name, files[name])
+        else:
+            (folder / name).unlink(missing_ok=True)
     return True
 
 
