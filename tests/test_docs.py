@@ -13,6 +13,7 @@ import pytest
 from kgen.bench.record import load_record
 from kgen.constraints import check
 from kgen.exporters.kernelbench import kernelbench_source
+from kgen.report.text import significant
 from kgen.spec import FUSED, STRATEGIES, load_spec, parse_spec
 from kgen.verdict import CASES
 from kgen.yaml_source import parse_yaml
@@ -59,6 +60,9 @@ def test_the_report_is_that_of_the_flagships_record():
     page = (ROOT / "benchmarks/results/report_conv8x32_k3_gn8.html").read_text()
     record = load_record(table.result(table.FLAGSHIP))
     assert record.context.date in page
+    picture = (ROOT / "benchmarks/results/pictures/conv8x32_k3_gn8_bars.svg").read_text()
+    for row in record.rows:
+        assert f"{row.label} {significant(row.graph.median)} ms" in picture
     assert "µs under ncu" in page
 
 
