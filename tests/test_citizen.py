@@ -200,6 +200,42 @@ def test_without_gradients_nothing_is_kept(package):
     torch.testing.assert_close(y.clone(), block(x_of()).detach())
 
 
+@pytest.mark.parametrize("samples", [1, 2, 5, 8])
+@pytest.mark.parametrize("frozen", [(), ("x",), ("conv.weight", "scale")])
+def test_gradients_in_pieces_equal_those_of_the_whole(samples, frozen, monkeypatch):
+    """Five samples, in pieces of a few: the last piece may be shorter."""
+    package = package_of(spec_of(name="pieces", batch="dynamic"))  # its op is registered here alone
+    block = random_block(package)
+    for key, parameter in block.named_parameters():
+        parameter.requires_grad_(key not in frozen)
+    x = x_of(5).requires_grad_("x" not in frozen)
+    weight = torch.randn(block(x).shape)
+    wanted = [one for one in (x, *block.parameters()) if one.requires_grad]
+    whole = torch.autograd.grad((block(x) * weight).sum(), wanted)
+    seen = []
+    monkeypatch.setattr(package._op, "_PIECE_BYTES", samples * weight[0].nbytes)
+    gradients = package._op._gradients
+    monkeypatch.setattr(
+        package._op, "_gradients", lambda *given: seen.append(len(given[1][0])) or gradients(*given)
+    )
+    pieces = torch.autograd.grad((block(x) * weight).sum(), wanted)
+    assert seen == [min(samples, 5 - start) for start in range(0, 5, samples)]
+    for found, one in zip(pieces, whole, strict=True):
+        assert one.norm() > 0
+        assert found.shape == one.shape
+        assert (found - one).norm() < 1e-5 * one.norm()  # sums in another order
+
+
+def test_a_gradient_that_is_traced_is_not_cut(package, monkeypatch):
+    """A compiled backward pass serves other batches too."""
+    monkeypatch.setattr(package._op, "_PIECE_BYTES", 1)
+    grad = torch.rand(3, 2)
+    assert package._op._samples_at_once(grad) == 1
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert package._op._samples_at_once(mode.from_tensor(grad)) == 3
+    assert package._op._samples_at_once(grad[:0]) == 0
+
+
 def test_a_checkpointed_block_gives_the_same_gradients(package):
     from torch.utils.checkpoint import checkpoint
 

@@ -52,17 +52,10 @@ def define_op(
             ctx.save_for_backward(*inputs)
 
         def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-            needs = ctx.needs_input_grad
-            again = torch.is_grad_enabled()  # whether the gradient is to have a gradient
-            with torch.enable_grad(), _no_autocast(grad.device.type):
-                inputs = [
-                    one if again else one.detach().requires_grad_(need)
-                    for one, need in zip(ctx.saved_tensors, needs, strict=True)
-                ]
-                wanted = [one for one, need in zip(inputs, needs, strict=True) if need]
-                y = differentiable(*inputs)
-                found = iter(torch.autograd.grad(y, wanted, grad, create_graph=again))
-            return tuple(next(found) if need else None for need in needs)
+            # Where the gradient is to have a gradient, its graph holds everything anyway.
+            compute = _gradients if torch.is_grad_enabled() else _gradients_in_pieces
+            with _no_autocast(grad.device.type):
+                return compute(differentiable, ctx.saved_tensors, ctx.needs_input_grad, grad)
 
         torch.library.register_fake(f"kgen::{name}", fake, lib=library)
         torch.library.register_autograd(
@@ -75,11 +68,66 @@ def define_op(
     return op
 
 
+def _gradients(
+    function: Callable[..., torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    needs: Sequence[bool],
+    grad: torch.Tensor,
+) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of `function` where `needs`, with a graph of their own if gradients are enabled."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        given = [
+            one if again else one.detach().requires_grad_(need)
+            for one, need in zip(inputs, needs, strict=True)
+        ]
+        wanted = [one for one, need in zip(given, needs, strict=True) if need]
+        found = iter(torch.autograd.grad(function(*given), wanted, grad, create_graph=again))
+    return tuple(next(found) if need else None for need in needs)
+
+
+def _gradients_in_pieces(
+    function: Callable[..., torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    needs: Sequence[bool],
+    grad: torch.Tensor,
+) -> tuple[torch.Tensor | None, ...]:
+    """The same for a few samples at a time, so that intermediate values of these alone are there.
+
+    Samples do not depend on each other; parameters get the sum of the pieces' gradients.
+    """
+    x, *parameters = inputs
+    samples, step = x.shape[0], _samples_at_once(grad)
+    if step >= samples:
+        return _gradients(function, inputs, needs, grad)
+    of_x = torch.empty_like(x) if needs[0] else None
+    sums: list[torch.Tensor | None] = [None] * len(parameters)
+    for start in range(0, samples, step):
+        part = slice(start, start + step)
+        piece, *others = _gradients(function, (x[part], *parameters), needs, grad[part])
+        if of_x is not None and piece is not None:
+            of_x[part] = piece
+        sums = [
+            one if total is None or one is None else total + one
+            for total, one in zip(sums, others, strict=True)
+        ]
+    return of_x, *sums
+
+
+def _samples_at_once(grad: torch.Tensor) -> int:
+    """Samples whose output takes _PIECE_BYTES, at least one; all where a tracer looks on."""
+    samples = grad.shape[0]
+    if type(grad) is not torch.Tensor or samples == 0:
+        return samples
+    return max(1, _PIECE_BYTES * samples // grad.nbytes)
+
+
 def _no_autocast(device: str) -> Any:
     """The gradient is computed as the forward pass is, even if backward() runs under autocast."""
     known = device in _AUTOCAST_DEVICES
     return torch.autocast(device, enabled=False) if known else nullcontext()
 
 
+_PIECE_BYTES = 64 << 20  # of y that the gradient is computed for at a time
 _AUTOCAST_DEVICES = ("cuda", "cpu")
 _LIBRARIES: list[Any] = []  # a Library undoes its registrations when it is collected
