@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from pathlib import Path
 
 from kgen.errors import UsageError
 
 
 def write_whole(path: Path, content: bytes) -> Path:
-    """Write a file whole or not at all; folders on the way are made. Raises: UsageError."""
-    part = path.with_name(path.name + ".part")
+    """Write a file whole or not at all; folders on the way are made. Raises: UsageError.
+
+    Of two that write the same file at once, one's content is there in the end.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(None, "it is a folder")
         try:
-            part.write_bytes(content)
-            part.replace(path)
+            with part.open("xb") as file:
+                file.write(content)
+            os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:

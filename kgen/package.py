@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -186,6 +187,8 @@ def _regenerating(package: Any) -> Any:
     packages: dict[tuple[int | str, int, int], Any] = {
         (spec.problem.batch, spec.problem.height, spec.problem.width): package
     }
+    # Not _lock: `package_of` takes a file's lock and then that one, and so do others at a time.
+    one_at_a_time = threading.Lock()
 
     def package_for(x: Any) -> Any:
         N, _, H, W = x.shape
@@ -194,7 +197,7 @@ def _regenerating(package: Any) -> Any:
         for batch in (N, "dynamic"):
             if (batch, H, W) in packages:
                 return packages[batch, H, W]
-        with _lock:
+        with one_at_a_time:
             new = resized(spec, N, H, W)
             key = (new.problem.batch, H, W)
             if key not in packages:
@@ -209,8 +212,11 @@ def _regenerating(package: Any) -> Any:
             if x.dim() != 4 or x.shape[1] != channels:
                 return super().forward(x)  # raises what a fixed block raises
             chosen = package_for(x)
-            state = dict(self.named_parameters())
-            return chosen.fused_block(x, *(state[key] for key in chosen.PARAMETERS))
+            if chosen is package:
+                return super().forward(x)
+            parameters = (attrgetter(key)(self) for key in chosen.PARAMETERS)
+            compute = chosen.eager if chosen._calls.is_transformed() else chosen.fused_block
+            return compute(x, *parameters)
 
     assert RegeneratingBlock.__name__ == _REGENERATING
     copyreg.pickle(RegeneratingBlock, _reduced)

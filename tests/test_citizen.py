@@ -172,6 +172,22 @@ def test_function_transforms_see_the_gradient(package):
         torch.testing.assert_close(loss(block)[key], grad)
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_forward_mode_sees_the_tangent(frozen, package):
+    from torch.autograd import forward_ad
+
+    block = random_block(package).requires_grad_(not frozen)
+    eager = eager_of(block, spec_of())
+    x, tangent = x_of(), x_of(seed=4)
+    block(x)  # a call of this kind is known then
+    with forward_ad.dual_level():
+        assert wants_op((x,))
+        dual = forward_ad.make_dual(x, tangent)
+        found, wanted = (forward_ad.unpack_dual(one(dual)).tangent for one in (block, eager))
+    assert wanted.abs().max() > 0
+    torch.testing.assert_close(found, wanted)
+
+
 def test_samples_gradients_by_vmap(package):
     block = random_block(package)
     eager = eager_of(block, spec_of())

@@ -603,6 +603,43 @@ def test_regenerating_keeps_gradients_and_new_values():
     torch.testing.assert_close(block(x), first + 1.0)
 
 
+def test_regenerating_takes_parametrized_and_tied_parameters():
+    spec = spec_of(name="odd", batch=2)
+    block = kgen.load(spec, on_mismatch="regenerate")
+    torch.nn.utils.parametrizations.weight_norm(block.conv)
+    block.group_norm.bias = block.group_norm.weight
+    eager = EagerBlock(spec)
+    with torch.no_grad():
+        eager.conv.weight.copy_(block.conv.weight)
+        for key in ("conv.bias", *spec.parameters, "group_norm.weight", "group_norm.bias"):
+            eager.get_parameter(key).copy_(block.get_parameter(key))
+    for height in (19, 21):
+        x = torch.rand(2, 3, height, 24)
+        torch.testing.assert_close(block(x), eager(x))
+
+
+def test_regenerating_and_loading_at_once_do_not_wait_for_each_other():
+    block = kgen.load(spec_of(name="at_once", batch=2), on_mismatch="regenerate")
+    for height in (21, 22, 23):
+        new = resized(spec_of(name="at_once", batch=2), 2, height, 24)
+        start = threading.Barrier(2)
+
+        def regenerate(height=height, start=start):
+            start.wait()
+            block(torch.rand(2, 3, height, 24))
+
+        def load(new=new, start=start):
+            start.wait()
+            kgen.load(new)
+
+        threads = [threading.Thread(target=one, daemon=True) for one in (regenerate, load)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(60)
+            assert not one.is_alive()
+
+
 def test_other_channels_always_raise():
     block = kgen.load(spec_of(), on_mismatch="regenerate")
     for shape in ((2, 4, 19, 24), (3, 19, 24)):

@@ -195,6 +195,42 @@ def test_a_store_reads_on_where_it_was(tmp_path):
     assert not second.refresh()
 
 
+def test_tuners_of_one_process_keep_out_of_each_others_way(tmp_path):
+    space = enumerate_space(small(), ["hybrid"])
+    first, second = store_at(tmp_path / "store.jsonl"), store_at(tmp_path / "store.jsonl")
+    assert first.claim(space.default)
+    assert not second.claim(space.default)
+    second.release(space.default)  # not its own
+    assert not second.claim(space.default)
+    assert second.claim(space.candidates[1])
+    first.release(space.default)
+    assert second.claim(space.default)
+    first.close()
+    second.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no byte locks")
+def test_closing_one_store_keeps_the_claims_of_another(tmp_path):
+    """POSIX would give back all locks of the process on that file."""
+    space = enumerate_space(small(), ["hybrid"])
+    path = tmp_path / "store.jsonl"
+    first, second = store_at(path), store_at(path)
+    assert first.claim(space.default)
+    assert second.claim(space.candidates[1])
+    first.close()
+    code = (
+        "import sys, pathlib, test_tune_store as t\n"
+        "store = t.store_at(pathlib.Path(sys.argv[1]))\n"
+        "space = t.enumerate_space(t.small(), ['hybrid'])\n"
+        "print(store.claim(space.default), store.claim(space.candidates[1]))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    told = subprocess.run([sys.executable, "-c", code, str(path)], env=environment,
+                          capture_output=True, text=True, check=True).stdout  # fmt: skip
+    assert told == "True False\n"
+    second.close()
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no byte locks")
 def test_a_claim_ends_with_its_process(tmp_path):
     path = tmp_path / "store.jsonl"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +19,14 @@ from test_tune import GPU, Inline, fake, run_tune
 from kgen.errors import UsageError
 from kgen.tune.devices import local_executors
 from kgen.tune.task import Outcome, Task, evaluate
-from kgen.tune.workers import KilledError, StartError, TimeLimitError, WorkerError, Workers
+from kgen.tune.workers import (
+    KilledError,
+    MachineError,
+    StartError,
+    TimeLimitError,
+    WorkerError,
+    Workers,
+)
 
 
 def pid_and(value):
@@ -38,6 +48,13 @@ def fail(kind: str):
         os.kill(os.getpid(), 9)
     if kind == "abort":
         os.abort()
+    if kind == "terminate":
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+    if kind == "disk":
+        raise OSError(errno.ENOSPC, "No space left on device")
+    if kind == "memory":
+        raise RuntimeError("launch: CUDA_ERROR_OUT_OF_MEMORY")
     raise ValueError("first line\nsecond line")
 
 
@@ -111,6 +128,9 @@ def is_gone(pid: int, seconds: float = 10.0) -> bool:
         ("exit", WorkerError, "ended with code 7", True),
         ("abort", WorkerError, "ended by signal 6", True),
         ("kill", KilledError, "was killed", False),
+        ("terminate", KilledError, "ended by signal 15", False),
+        ("disk", MachineError, "No space left on device", False),
+        ("memory", MachineError, "CUDA_ERROR_OUT_OF_MEMORY", False),
     ],
 )
 def test_a_task_that_fails_says_how_and_the_next_runs(workers, kind, error, message, lasting):
@@ -120,6 +140,32 @@ def test_a_task_that_fails_says_how_and_the_next_runs(workers, kind, error, mess
         failing.result()
     assert getattr(caught.value, "lasting", None) == lasting
     assert after.result()[1] == 1
+
+
+def test_a_device_that_cannot_be_locked_is_nobodys_fault(workers, tmp_path):
+    (tmp_path / "lock").mkdir()
+    pool = workers(lock=tmp_path / "lock")
+    with pytest.raises(StartError, match="lock: cannot be locked"):
+        pool.submit(pid_and, 1).result(timeout=60)
+    (tmp_path / "lock").rmdir()
+    assert pool.submit(pid_and, 1).result(timeout=60)[1] == 1
+
+
+def test_a_process_that_the_system_refuses_is_told_and_tried_again(workers, monkeypatch):
+    refuse = [True]
+    start = multiprocessing.context.SpawnProcess.start
+
+    def maybe(process):
+        if refuse[0]:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        start(process)
+
+    monkeypatch.setattr(multiprocessing.context.SpawnProcess, "start", maybe)
+    pool = workers()
+    with pytest.raises(StartError, match="Resource temporarily unavailable"):
+        pool.submit(pid_and, 1).result(timeout=60)
+    refuse[0] = False
+    assert pool.submit(pid_and, 1).result(timeout=60)[1] == 1
 
 
 def test_a_process_that_cannot_start_is_nobodys_fault(workers):

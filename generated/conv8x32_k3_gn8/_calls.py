@@ -61,11 +61,12 @@ def wants_op(tensors: Sequence[Any]) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of torch.func is at work: torch has no way to define an op for those."""
+    """Whether a transform of torch.func or forward-mode differentiation is at work: torch has no
+    way to define an op for those."""
     if torch.compiler.is_compiling():
         return False
     private: Any = torch._C
-    return bool(private._are_functorch_transforms_active())
+    return bool(private._are_functorch_transforms_active() or _has_tangents())
 
 
 def _unseen() -> bool:
@@ -77,13 +78,24 @@ def _unseen() -> bool:
         and private._get_tracing_state() is None
         and not torch.is_autocast_enabled("cuda")
         and not torch.autograd.profiler._is_profiler_enabled
+        and not _has_tangents()
     )
 
 
 def _listened() -> bool:
     """The part of `_unseen` that is not in how tensors are dispatched."""
     private: Any = torch._C
-    return bool(private._len_torch_function_stack() or torch.autograd.profiler._is_profiler_enabled)
+    return bool(
+        private._len_torch_function_stack()
+        or torch.autograd.profiler._is_profiler_enabled
+        or _has_tangents()
+    )
+
+
+def _has_tangents() -> bool:
+    """Whether a level of forward-mode differentiation is open."""
+    level: int = torch.autograd.forward_ad._current_level
+    return level >= 0
 
 
 def _known() -> bool:

@@ -82,7 +82,8 @@ def fused_call(
             return result
         if package is None:
             raise ValueError(refusal(tuple(x.shape)))
-        fused_result: torch.Tensor = package.fused_block(x, *parameters)
+        compute = package.eager if package._calls.is_transformed() else package.fused_block
+        fused_result: torch.Tensor = compute(x, *parameters)
         return fused_result
 
     fused.__name__ = fused.__qualname__ = spec.name

@@ -256,7 +256,8 @@ class _Driver:
         except Exception as error:
             status = "compile" if flight.step == "compile" else "wrong"
             reason = f"{'did not compile' if status == 'compile' else 'did not run'}: "
-            lasting = bool(getattr(error, "lasting", True))
+            of_machine = isinstance(error, (OSError, MemoryError))
+            lasting = bool(getattr(error, "lasting", not of_machine))
             return Outcome(status, reason + first_line(error), lasting=lasting)
 
     def _tell_progress(self) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from kgen.compiler import CacheError, cache_dir, locked
 from kgen.errors import UsageError
@@ -210,40 +211,69 @@ def _is_json(line: bytes) -> bool:
 class _Claims:
     """Locks on single bytes of a file, one for each candidate; they end with their process.
 
-    Where the system has no such locks two tuners may measure the same candidate, once each.
+    Such locks belong to the process: they do not keep its own threads apart, and closing any
+    descriptor of the file gives all of them back. So one descriptor serves the whole process, and a
+    table says which bytes its tuners hold. Where the system has no such locks, tuners of different
+    processes may measure the same candidate, once each.
     """
 
+    _guard = threading.Lock()
+    _handles: ClassVar[dict[Path, int]] = {}
+    _holders: ClassVar[dict[tuple[Path, int], _Claims]] = {}
+
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._handle: int | None = None
+        self._path = path.absolute()
 
     def take(self, text: str) -> bool:
+        byte = _byte(text)
+        with self._guard:
+            if (self._path, byte) in self._holders:
+                return False
+            if not self._lock(byte):
+                return False
+            self._holders[self._path, byte] = self
+            return True
+
+    def release(self, text: str) -> None:
+        with self._guard:
+            self._release(_byte(text))
+
+    def close(self) -> None:
+        with self._guard:
+            own = [byte for (_, byte), holder in self._holders.items() if holder is self]
+            for byte in own:
+                self._release(byte)
+            if not any(path == self._path for path, _ in self._holders):
+                handle = self._handles.pop(self._path, None)
+                if handle is not None:
+                    os.close(handle)
+
+    def _lock(self, byte: int) -> bool:
         try:
             import fcntl
         except ImportError:
             return True
         try:
-            if self._handle is None:
+            if self._path not in self._handles:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-            fcntl.lockf(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _byte(text))
+                self._handles[self._path] = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            fcntl.lockf(self._handles[self._path], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
         except (BlockingIOError, PermissionError):
             return False
         except OSError:  # a file system without locks
             return True
         return True
 
-    def release(self, text: str) -> None:
-        if self._handle is not None:
+    def _release(self, byte: int) -> None:
+        if self._holders.get((self._path, byte)) is not self:
+            return
+        del self._holders[self._path, byte]
+        handle = self._handles.get(self._path)
+        if handle is not None:
             import fcntl
 
             with suppress(OSError):
-                fcntl.lockf(self._handle, fcntl.LOCK_UN, 1, _byte(text))
-
-    def close(self) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+                fcntl.lockf(handle, fcntl.LOCK_UN, 1, byte)
 
 
 def _byte(text: str) -> int:

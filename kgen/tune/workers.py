@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 READY_SECONDS = 300.0  # for a new process to import what it needs
 NICE = 10  # of processes that compile, so that they give way to those that time
+# What a task may bring upon its own process; any other signal comes from outside.
+OWN_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 _Item = tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -34,7 +36,13 @@ class WorkerError(RuntimeError):
     lasting: whether the task is to blame, so that it would end alike another time.
     """
 
-    lasting = True
+    lasting: bool = True
+
+
+class MachineError(WorkerError):
+    """A task raised for want of disk, memory or the like."""
+
+    lasting = False
 
 
 class TimeLimitError(WorkerError):
@@ -42,7 +50,7 @@ class TimeLimitError(WorkerError):
 
 
 class KilledError(WorkerError):
-    """Somebody else killed the process: for want of memory, or to stop the tuner."""
+    """Somebody else ended the process: for want of memory, or to stop the tuner."""
 
     lasting = False
 
@@ -51,6 +59,12 @@ class StartError(WorkerError):
     """A process did not get as far as its first task: nothing can run here."""
 
     lasting = False
+
+
+# What a worker reports of a task that raised, by the kind that it gives it.
+_KINDS: dict[str, type[Exception]] = {
+    "user": UsageError, "machine": MachineError, "task": WorkerError,
+}  # fmt: skip
 
 
 class Workers(Executor):
@@ -133,7 +147,10 @@ class Workers(Executor):
                 self._end(worker)
 
     def _new(self) -> _Worker:
-        worker = _Worker(self._prepare, self._nice)
+        try:
+            worker = _Worker(self._prepare, self._nice)
+        except OSError as error:  # too many processes or open files
+            raise StartError(f"no worker process can be started: {error}") from None
         with self._guard:
             self._processes.add(worker)
             stopped = self._stopped
@@ -159,15 +176,18 @@ class Workers(Executor):
             return
         from filelock import FileLock, Timeout
 
-        self._lock.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self._lock)
-        while True:
-            try:
-                lock.acquire(timeout=0.5, poll_interval=0.02)
-                break
-            except Timeout:
-                if self._stopped:
-                    raise KilledError("stopped while another tuner had the device") from None
+        try:
+            self._lock.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self._lock)
+            while True:
+                try:
+                    lock.acquire(timeout=0.5, poll_interval=0.02)
+                    break
+                except Timeout:
+                    if self._stopped:
+                        raise KilledError("stopped while another tuner had the device") from None
+        except (OSError, NotImplementedError) as error:
+            raise StartError(f"{self._lock}: cannot be locked: {error}") from None
         try:
             yield
         finally:
@@ -213,11 +233,11 @@ class _Worker:
         if not self._pipe.poll(limit):
             raise TimeLimitError(f"killed after {limit:g} s")
         try:
-            problem, of_user, value = self._pipe.recv()
+            problem, kind, value = self._pipe.recv()
         except (EOFError, OSError):
             raise self._death() from None
         if problem:
-            raise UsageError(problem) if of_user else WorkerError(problem)
+            raise _KINDS[kind](problem)
         return value
 
     def _death(self) -> WorkerError:
@@ -226,7 +246,8 @@ class _Worker:
         if code == -signal.SIGKILL:
             return KilledError("its process was killed")
         if code is not None and code < 0:
-            return WorkerError(f"its process was ended by signal {-code}")
+            own = -code in OWN_SIGNALS
+            return (WorkerError if own else KilledError)(f"its process was ended by signal {-code}")
         return WorkerError(f"its process ended with code {code}")
 
 
@@ -239,18 +260,22 @@ def _work(pipe: Connection, prepare: Callable[[], object] | None, nice: int) -> 
     try:
         if prepare is not None:
             prepare()
-        pipe.send(("", False, None))
+        pipe.send(("", "", None))
         while True:
             fn, args, kwargs = pipe.recv()
-            pipe.send(("", False, fn(*args, **kwargs)))
+            pipe.send(("", "", fn(*args, **kwargs)))
     except (EOFError, BrokenPipeError):  # the tuner is gone or done
         return
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[0]
-        of_user = isinstance(error, UsageError)
-        text = reason if of_user else f"{type(error).__name__}: {reason}"
+        if isinstance(error, UsageError):
+            text, kind = reason, "user"
+        else:
+            text = f"{type(error).__name__}: {reason}"
+            of_machine = isinstance(error, (OSError, MemoryError)) or "OUT_OF_MEMORY" in reason
+            kind = "machine" if of_machine else "task"
         with suppress(OSError):
-            pipe.send((text, of_user, None))
+            pipe.send((text, kind, None))
 
 
 def _end_with_parent() -> None:
