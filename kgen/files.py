@@ -28,3 +28,19 @@ def write_whole(path: Path, content: bytes) -> Path:
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
     return path
+
+
+def check_writable(path: Path) -> None:
+    """Refuse early what `write_whole` would refuse. Raises: UsageError."""
+    folder = path.parent
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    problem = ""
+    if path.is_dir():
+        problem = "it is a folder"
+    elif not folder.is_dir():
+        problem = f"{folder} is not a folder"
+    elif not os.access(folder, os.W_OK):
+        problem = f"{folder} is not writable"
+    if problem:
+        raise UsageError(f"{path}: cannot be written: {problem}")

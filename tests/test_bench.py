@@ -142,11 +142,16 @@ def cpu_lab(**changes):
     return Lab(**{**found, **changes})
 
 
-def bench(spec=None, lab=None, **options):
+def bench(spec=None, lab=None, at_the_end=lambda: None, **options):
     spec = spec or spec_of(problem=SPEC)
+
+    def told():
+        at_the_end()
+        return context()
+
     chosen = {"strategies": ("two_kernel", "hybrid"), "baselines": ("eager", "channels_last"),
               "seconds": 1.0, **options}  # fmt: skip
-    return run_bench(spec, "name: a\n", lab or cpu_lab(), context, **chosen)
+    return run_bench(spec, "name: a\n", lab or cpu_lab(), told, **chosen)
 
 
 def test_a_run_verifies_times_and_checks_again():
@@ -197,21 +202,101 @@ def test_a_wrong_kernel_has_no_time(monkeypatch):
     assert "FAILED" in text_table(record)
 
 
-def test_a_kernel_that_goes_wrong_while_it_is_timed_loses_its_times(monkeypatch):
-    before = bench_run.errors
-    seen = []
+def with_blocks(monkeypatch, change):
+    """Let `change(label, block)` stand in the place of each row's callable."""
+    prepare = bench_run.prepare_rows
 
-    def later_wrong(spec, y, x, parameters):
-        seen.append(1)
-        biggest, rms = before(spec, y, x, parameters)
-        return (biggest + 0.25 if len(seen) > 4 else biggest), rms  # 4 rows are checked first
+    def changed(*given):
+        rows = prepare(*given)
+        for row in rows:
+            row.make = lambda make=row.make, label=row.label: change(label, make())
+        return rows
 
-    monkeypatch.setattr(bench_run, "errors", later_wrong)
-    record = bench()
-    for label in ("kgen two_kernel", "kgen hybrid"):
-        assert "after timing" in record.row(label).failed
-        assert record.row(label).cold is None
+    monkeypatch.setattr(bench_run, "prepare_rows", changed)
+
+
+def test_a_kernel_that_gives_another_bit_after_timing_loses_its_times(monkeypatch):
+    over = []
+
+    def change(label, block):
+        def call(x):
+            y = block(x)
+            if over and label == "kgen hybrid":
+                last = y.view(-1)[-1:]
+                last.copy_(torch.nextafter(last, last + 1))
+            return y
+
+        return call
+
+    with_blocks(monkeypatch, change)
+    record = bench(at_the_end=lambda: over.append(1))
+    assert "its output after timing differs" in record.row("kgen hybrid").failed
+    assert record.row("kgen hybrid").cold is None
+    assert record.row("kgen two_kernel").failed is None
     assert record.row("eager").cold
+
+
+def stale(call):
+    """A graph that computes nothing when it is replayed."""
+    y = call().clone()
+    return lambda: y
+
+
+def of_another_input(call):
+    return lambda: call() + 0.5
+
+
+@pytest.mark.parametrize("graphed", [stale, of_another_input])
+def test_replays_are_looked_at_too(graphed):
+    for row in bench(lab=cpu_lab(graphed=graphed)).rows:
+        assert row.failed == "a replay of its graph gives another output than a call"
+        assert (row.cold, row.warm, row.graph) == (None, None, None)
+
+
+def test_a_row_that_raises_is_a_row_that_failed(monkeypatch):
+    def change(label, block):
+        def refused(x):
+            raise RuntimeError("the launch was refused\nand more")
+
+        return refused if label == "kgen hybrid" else block
+
+    with_blocks(monkeypatch, change)
+    record = bench()
+    assert record.row("kgen hybrid").failed == "RuntimeError: the launch was refused"
+    assert all(row.graph for row in record.rows if row.label != "kgen hybrid")
+
+
+def test_a_row_that_cannot_be_captured_is_a_row_that_failed():
+    def refuse(call):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    for row in bench(lab=cpu_lab(graphed=refuse)).rows:
+        assert "capturing" in row.failed
+        assert row.cold is None
+
+
+def test_counters_that_cannot_be_taken_are_a_warning(monkeypatch):
+    def refuse(spec, device):
+        raise UsageError("ncu failed: ERR_NVGPUCTRPERM")
+
+    monkeypatch.setattr(bench_run, "count", refuse)
+    record = bench(ncu=True)
+    assert all(row.graph for row in record.rows)
+    assert record.context.warnings == (
+        "no counters of kgen two_kernel: ncu failed: ERR_NVGPUCTRPERM",
+        "no counters of kgen hybrid: ncu failed: ERR_NVGPUCTRPERM",
+    )
+
+
+def test_the_circumstances_are_those_of_the_timing():
+    """The speed of light is measured with long products, which heat a GPU up."""
+    order = []
+    lab = cpu_lab()
+    bench(
+        lab=cpu_lab(ceilings=lambda: order.append("ceilings") or lab.ceilings()),
+        at_the_end=lambda: order.append("circumstances"),
+    )
+    assert order == ["circumstances", "ceilings"]
 
 
 def test_a_nan_is_an_error():

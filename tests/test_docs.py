@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kgen.bench.record import load_record
+from kgen.bench.timing import LEAST_ROUNDS, TARGET
 from kgen.constraints import check
 from kgen.exporters.kernelbench import kernelbench_source
 from kgen.report.text import significant
@@ -104,6 +105,12 @@ def test_results_name_their_circumstances():
         where = ("gpu", "driver", "torch") if "gpu" in record else ("cpu", "python", "numpy")
         for key in (*where, "nvrtc", "kgen", "command", "date"):
             assert record[key], (path.name, key)
+
+
+def test_bench_md_tells_when_a_column_ends():
+    text = " ".join((ROOT / "docs/bench.md").read_text().split())
+    assert f"after {LEAST_ROUNDS} rounds or more" in text
+    assert f"is known to {100 * TARGET:g} %" in text
 
 
 def test_benchmarked_specs_are_the_ones_that_are_here():

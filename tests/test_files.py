@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from kgen.errors import UsageError
-from kgen.files import write_whole
+from kgen.files import check_writable, write_whole
 
 
 def test_two_writers_leave_one_whole_file(tmp_path):
@@ -40,3 +40,15 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path):
     with pytest.raises(UsageError, match="cannot be written"):
         write_whole(tmp_path / "file" / "below", b"x")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_what_could_not_be_written_is_told_before(tmp_path):
+    check_writable(tmp_path / "new" / "deeper" / "record.json")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("x")
+    check_writable(tmp_path / "file")
+    with pytest.raises(UsageError, match="folder: cannot be written: it is a folder"):
+        check_writable(tmp_path / "folder")
+    with pytest.raises(UsageError, match="file is not a folder"):
+        check_writable(tmp_path / "file" / "below" / "record.json")

@@ -14,6 +14,7 @@ from kgen.bench.record import Record, load_record
 from kgen.bench.table import text_table
 from kgen.durations import parse_seconds
 from kgen.errors import CheckError, UsageError
+from kgen.files import check_writable
 from kgen.spec import Spec, load_spec
 from kgen.steps import progress_on_terminal
 from kgen.verify import why_no_device
@@ -63,6 +64,8 @@ def bench_command(
     problem = why_no_device()
     if problem:
         raise UsageError(f"cannot benchmark: {problem}")
+    path = output or default_output(loaded.name)
+    check_writable(path)
     from kgen.bench.counters import why_no_ncu
 
     missing = why_no_ncu() if ncu else ""
@@ -70,8 +73,6 @@ def bench_command(
         spec.read_text("utf-8"), loaded, device, ncu and not missing,
         _names(strategies), _names(baselines) or (), seconds, missing,
     )  # fmt: skip
-    path = output or default_output(loaded.name)
-    record.save(path)
     changes, notes = compare(before, record) if before else ([], [])
     if as_json:
         found = record.model_dump(mode="json")
@@ -81,6 +82,8 @@ def bench_command(
         click.echo(text_table(record))
         for line in (*(one.sentence() for one in changes), *notes):
             click.echo(line)
+    record.save(path)
+    if not as_json:
         click.echo(f"saved {path}")
     failed = [f"{row.label}: {row.failed}" for row in record.rows if row.failed]
     slower = [one.sentence() for one in changes if one.verdict == "slower" and "kgen" in one.label]

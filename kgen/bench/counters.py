@@ -53,8 +53,8 @@ class Counted:
     launch_ns: tuple[float, ...]
 
 
-def count(spec: Spec) -> Counted:
-    """Count one call of a spec's kernels.
+def count(spec: Spec, device: str) -> Counted:
+    """Count one call of a spec's kernels on a device, for instance `cuda:0`.
 
     Only kgen's own kernels count, not a library's convolution. Raises: UsageError if ncu fails.
     """
@@ -65,7 +65,7 @@ def count(spec: Spec) -> Counted:
         command = [
             "ncu", "--csv", "--print-units", "base", "--clock-control", "none",
             "--kernel-name", f"regex:^{spec.name}_", "--metrics", ",".join(metrics),
-            sys.executable, "-m", "kgen.bench.counters", str(path),
+            sys.executable, "-m", "kgen.bench.counters", str(path), device,
         ]  # fmt: skip
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
@@ -76,7 +76,12 @@ def count(spec: Spec) -> Counted:
         raise UsageError(f"ncu failed: {last[0]}")
     launches = parse(done.stdout, metrics)
     found = combine(launches)
-    build = compile_kernel(render(spec)["kernel.cu"], spec.targets[0])
+    import torch
+
+    from kgen.runtime import native_arch
+
+    arch = native_arch(*torch.cuda.get_device_capability(device))
+    build = compile_kernel(render(spec)["kernel.cu"], arch)
     found["spill_bytes"] = float(sum(one.spill_stores + one.spill_loads for one in build.resources))
     return Counted(found, tuple(one["nanoseconds"] for one in launches))
 
@@ -99,7 +104,8 @@ def combine(launches: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Call a spec's kernels once, for ncu to watch. The argument: the spec as JSON, in a file."""
+    """Call a spec's kernels once, for ncu to watch. Arguments: a file with the spec as JSON, and
+    the device."""
     import torch
 
     from kgen.geometry import geometry
@@ -107,7 +113,9 @@ def main() -> None:
     from kgen.reference import draw
 
     spec = spec_from_canonical(json.loads(Path(sys.argv[1]).read_text()))
-    x, parameters = draw(spec, geometry(spec.problem).N or 16, "uniform", 0, "cuda")
+    device = sys.argv[2]
+    torch.cuda.set_device(device)
+    x, parameters = draw(spec, geometry(spec.problem).N or 16, "uniform", 0, device)
     package = find_package(spec)
     with torch.no_grad():
         package.fused_block(x, *(parameters[key] for key in package.PARAMETERS))

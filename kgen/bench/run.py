@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -17,6 +19,7 @@ from kgen.bench.record import KINDS, Ceilings, Context, Record, Row, RowTimes
 from kgen.bench.rows import Block, Prepared, chosen_specs, empty_caches, prepare_rows
 from kgen.bench.timing import Call, Timer, time_rounds
 from kgen.checks import Candidate, PackageCandidate, verify_candidate
+from kgen.errors import UsageError
 from kgen.geometry import geometry
 from kgen.package import find_package
 from kgen.reference import Parameters, chunks, draw, oracle
@@ -25,6 +28,7 @@ from kgen.verdict import CASES
 
 DYNAMIC_BATCH = 16
 BUFFERS = 3  # inputs that the calls of a row take in turn
+NEAR = 0.01  # how far a baseline's replay may be from a call: it may choose another algorithm
 Progress = Callable[[str], None]
 
 
@@ -34,7 +38,7 @@ class Lab:
 
     device: str
     timer: Timer
-    graphed: Callable[[Callable[[], object]], Callable[[], object]]
+    graphed: Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]
     host_us: Callable[[Callable[[], object]], float]
     first_ms: Callable[[Callable[[], object]], float]
     ceilings: Callable[[], Ceilings]
@@ -66,16 +70,51 @@ def errors(
     return biggest, (squares / elements) ** 0.5
 
 
-class _Ready:
-    """A row that may be timed: its callable, its inputs in turn, and what is known of it."""
+def digest(y: torch.Tensor) -> str:
+    """Of a tensor's bits, SHA-256 in hexadecimal."""
+    return hashlib.sha256(y.detach().contiguous().view(torch.uint8).cpu().numpy().data).hexdigest()
 
-    def __init__(self, row: Prepared, block: Block, xs: Sequence[torch.Tensor]) -> None:
-        self.row, self.block = row, block
-        self.xs = [row.arrange(x) for x in xs]
+
+class _Entry:
+    """A row on its way: its callable, its inputs in turn, and what is known of it.
+
+    failed: why it gets no times, or empty. first: of the bits of a kernel's output for the first
+    input. graphs: a replay for each input.
+    """
+
+    def __init__(self, row: Prepared, xs: Sequence[torch.Tensor]) -> None:
+        self.row, self.xs = row, xs
+        self.block: Block | None = None
         self.facts: dict[str, Any] = dict(row.facts)
+        self.times: dict[str, RowTimes] = {}
+        self.failed, self.first = "", ""
+        self.graphs: list[Callable[[], torch.Tensor]] = []
+
+    @property
+    def is_kernel(self) -> bool:
+        return self.row.kind == "kgen"
 
     def call(self, number: int) -> torch.Tensor:
+        assert self.block is not None
         return self.block(self.xs[number % len(self.xs)])
+
+    def replay(self, number: int) -> torch.Tensor:
+        return self.graphs[number % len(self.graphs)]()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """What goes wrong in here ends this row, not the benchmark; but for the user's errors."""
+        try:
+            yield
+        except UsageError:
+            raise
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [""])[0]
+            self.failed = f"{type(error).__name__}: {reason}"
+
+    def to_row(self) -> Row:
+        found: dict[str, Any] = self.facts | ({} if self.failed else self.times)
+        return Row(label=self.row.label, kind=self.row.kind, failed=self.failed or None, **found)
 
 
 def run_bench(
@@ -92,49 +131,42 @@ def run_bench(
 ) -> Record:
     """Benchmark a checked spec. text: its YAML. seconds: time limit of each of KINDS.
 
-    Kernels that fail verification get no time. context: called when the timing is over.
+    A row that raises, or a kernel that fails verification, gets no time and the reason. context:
+    called as soon as the timing is over, while the device is as it was.
     Raises: UsageError for unknown strategies and baselines.
     """
     g = geometry(spec.problem)
     N = g.N or DYNAMIC_BATCH
     specs, skipped = chosen_specs(spec, strategies)
+    warnings = [f"skipped {one}" for one in skipped]
     x, parameters = draw(spec, N, "uniform", 0, lab.device)
     prepared = prepare_rows(spec, specs, baselines, parameters)
     xs = [x, *(x.clone() for _ in range(_buffers(lab, 4 * N * g.y_elements * len(prepared)) - 1))]
-    done: dict[str, Row] = {}
-    ready: list[_Ready] = []
+    entries = [_Entry(row, xs) for row in prepared]
     with torch.no_grad():
-        for row in prepared:
-            progress(f"{row.label}: first call and verification")
-            one = _first_call(row, lab, xs)
-            reason = _verify(spec, row, lab, one, x, parameters)
-            if reason:
-                done[row.label] = Row(label=row.label, kind=row.kind, failed=reason, **one.facts)
-            else:
-                ready.append(one)
-        times = _time_all(ready, lab, seconds, progress)
-        for one in ready:
-            label = one.row.label
-            progress(f"{label}: checked again")
-            again = errors(spec, one.call(0), x, parameters)[0]
-            found: dict[str, Any] = {"recheck_error": again, **one.facts, **times[label]}
-            # What was right before must be right after; kernels give the same bits.
-            wrong = again != one.facts["max_error"] if one.row.kind == "kgen" else again > 1.0
-            if wrong:
-                for kind in KINDS:
-                    found.pop(kind, None)
-                found["failed"] = f"its largest error after timing is {again:.2e}"
-            else:
-                progress(f"{label}: host cost")
-                found["host_us"] = lab.host_us(partial(one.call, 0))
-            if ncu and one.row.spec is not None and not wrong:
-                progress(f"{label}: ncu")
-                counted = count(one.row.spec)
-                found |= {"ncu": counted.counters, "launch_ns": counted.launch_ns}
-            done[label] = Row(label=label, kind=one.row.kind, **found)
+        for one in entries:
+            progress(f"{one.row.label}: first call and verification")
+            with one.watched():
+                _first_call(one, lab)
+                _verify(spec, one, lab, x, parameters)
+        _time_all(entries, lab, seconds, progress)
+        circumstances = context()
+        for one in (one for one in entries if not one.failed):
+            progress(f"{one.row.label}: checked again")
+            with one.watched():
+                _check_again(spec, one, x, parameters)
+        for one in (one for one in entries if not one.failed):
+            progress(f"{one.row.label}: host cost{' and ncu' if ncu else ''}")
+            with one.watched():
+                one.facts["host_us"] = lab.host_us(partial(one.call, 0))
+            if ncu and one.row.spec is not None:
+                try:
+                    counted = count(one.row.spec, lab.device)
+                except UsageError as error:
+                    warnings.append(f"no counters of {one.row.label}: {error}")
+                else:
+                    one.facts |= {"ncu": counted.counters, "launch_ns": counted.launch_ns}
     progress("the speed of light")
-    ceilings = lab.ceilings()
-    circumstances = context()
     return Record(
         name=spec.name,
         spec=text,
@@ -143,11 +175,9 @@ def run_bench(
         y=(N, g.C_out, g.P, g.Q),
         bytes_needed=4 * N * (g.x_elements + g.y_elements),
         flops=2 * N * g.y_elements * g.taps,
-        context=circumstances.model_copy(
-            update={"warnings": (*circumstances.warnings, *(f"skipped {one}" for one in skipped))}
-        ),
-        ceilings=ceilings,
-        rows=tuple(done[row.label] for row in prepared),
+        context=circumstances.model_copy(update={"warnings": (*circumstances.warnings, *warnings)}),
+        ceilings=lab.ceilings(),
+        rows=tuple(one.to_row() for one in entries),
     )
 
 
@@ -159,29 +189,21 @@ def _buffers(lab: Lab, output_bytes: int) -> int:
     return max(1, min(BUFFERS, room // max(1, output_bytes)))
 
 
-def _first_call(row: Prepared, lab: Lab, xs: Sequence[torch.Tensor]) -> _Ready:
+def _first_call(one: _Entry, lab: Lab) -> None:
     """Make the callable with empty caches and call it once, on the clock."""
-    made: list[_Ready] = []
 
     def first() -> None:
-        made.append(_Ready(row, row.make(), xs))
-        made[0].call(0)
+        one.block = one.row.make()
+        one.xs = [one.row.arrange(x) for x in one.xs]
+        one.call(0)
 
     with empty_caches():
-        took = lab.first_ms(first)
-    made[0].facts["first_call_ms"] = took
-    return made[0]
+        one.facts["first_call_ms"] = lab.first_ms(first)
 
 
-def _verify(
-    spec: Spec,
-    row: Prepared,
-    lab: Lab,
-    one: _Ready,
-    x: torch.Tensor,
-    parameters: Parameters,
-) -> str:
-    """Fill in the errors; why the row may not be timed, or empty."""
+def _verify(spec: Spec, one: _Entry, lab: Lab, x: torch.Tensor, parameters: Parameters) -> None:
+    """Fill in the errors, and why the row may not be timed."""
+    row = one.row
     if row.spec is not None:
         one.block = row.make()  # what is verified is what is timed, not the first call's copy
         package = find_package(row.spec)
@@ -192,29 +214,54 @@ def _verify(
             "verified_cases": len(report.cases),
         }
         if not report.passed:
-            return report.summary()
-    biggest, rms = errors(spec, one.call(0), x, parameters)
+            one.failed = report.summary()
+            return
+    y = one.call(0)
+    biggest, rms = errors(spec, y, x, parameters)
     one.facts |= {"max_error": biggest, "rms_error": rms}
-    return "" if biggest <= 1.0 else f"its largest error is {biggest:.2e}"
+    if one.is_kernel:
+        one.first = digest(y)
+    if biggest > 1.0:
+        one.failed = f"its largest error is {biggest:.2e}"
 
 
-def _time_all(
-    ready: Sequence[_Ready], lab: Lab, seconds: float, progress: Progress
-) -> dict[str, dict[str, RowTimes]]:
+def _time_all(entries: Sequence[_Entry], lab: Lab, seconds: float, progress: Progress) -> None:
     """Times of every row by kind, all rows interleaved."""
-    found: dict[str, dict[str, RowTimes]] = {one.row.label: {} for one in ready}
     for kind in KINDS:
-        progress(f"timing {len(ready)} rows, {kind}")
-        calls: dict[str, Call] = {one.row.label: one.call for one in ready}
         if kind == "graph":
-            calls = {one.row.label: _replays(one, lab.graphed) for one in ready}
+            for one in (one for one in entries if not one.failed):
+                with one.watched():
+                    one.graphs = [
+                        lab.graphed(partial(one.call, number)) for number in range(len(one.xs))
+                    ]
+        rows = {one.row.label: one for one in entries if not one.failed}
+        progress(f"timing {len(rows)} rows, {kind}")
+        calls: dict[str, Call] = {
+            label: one.replay if kind == "graph" else one.call for label, one in rows.items()
+        }
         timed = time_rounds(calls, lab.timer, cold=kind != "warm", seconds=seconds)
         for label, times in timed.items():
-            found[label][kind] = RowTimes(**times.to_dict())  # type: ignore[arg-type]
-    return found
+            rows[label].times[kind] = RowTimes(**times.to_dict())  # type: ignore[arg-type]
 
 
-def _replays(one: _Ready, capture: Callable[[Callable[[], object]], Callable[[], object]]) -> Call:
-    """One graph for each input, replayed in turn."""
-    graphs = [capture(partial(one.call, number)) for number in range(len(one.xs))]
-    return lambda number: graphs[number % len(graphs)]()
+def _check_again(spec: Spec, one: _Entry, x: torch.Tensor, parameters: Parameters) -> None:
+    """What was right before must be right after, in calls and in replays of graphs.
+
+    Kernels give the same bits. A replay writes to memory that was poisoned before it.
+    """
+    y = one.call(0)
+    one.facts["recheck_error"] = biggest = errors(spec, y, x, parameters)[0]
+    if one.is_kernel and digest(y) != one.first:
+        one.failed = f"its output after timing differs; its largest error is {biggest:.2e}"
+    elif biggest > 1.0:
+        one.failed = f"its largest error after timing is {biggest:.2e}"
+    else:
+        one.replay(0).fill_(float("nan"))
+        replayed = one.replay(0)
+        if one.is_kernel:
+            right = torch.equal(replayed.view(torch.int32), y.view(torch.int32))
+        else:
+            right = float((replayed - y).abs_().max()) <= NEAR
+        if not right:
+            one.failed = "a replay of its graph gives another output than a call"
+    one.graphs = []

@@ -185,6 +185,16 @@ def measure_candidate(task: Task) -> Outcome:
                 cold=True,
                 seconds=task.seconds,
             )
+            replay().fill_(float("nan"))
+            bits = (one.view(torch.int32) for one in (replay(), package.fused_block(x, *ordered)))
+            if not torch.equal(*bits):
+                return Outcome(
+                    "wrong",
+                    "a replay of its graph gives other bits than a call",
+                    max_error=report.max_error,
+                    measure_seconds=time.perf_counter() - start,
+                    kernel_sha256=digest,
+                )
     except torch.OutOfMemoryError as error:  # says something about the others on the device too
         return Outcome("wrong", f"out of GPU memory: {first_line(error)}", lasting=False)
     finally:
