@@ -3,7 +3,8 @@
     python benchmarks/host_cost.py specs/conv8x32_k3_gn8.yaml specs/conv9x6_k3x5.yaml \\
         --output benchmarks/results/h200_host_cost.json
 
-Microseconds are medians over many calls, each into an empty queue. `launches` are the driver calls
+Microseconds are the least of five medians over many calls, each into an empty queue: what else the
+host does only adds. `launches` are the driver calls
 alone, made from Python with ready arguments, so that `call` minus `launches` is what the module
 adds: its checks, the output and the workspace from torch's allocator, and packing the arguments.
 Memory is what is still allocated after the forward pass of a training step, beside x and y, and the

@@ -17,6 +17,8 @@ from shapes import SHAPES, shape_name, shaped
 
 import kgen
 from kgen.bench.record import Record, Row, load_record
+from kgen.spec import parse_spec
+from kgen.yaml_source import parse_yaml
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
@@ -59,14 +61,17 @@ def best_kernel(record: Record) -> Row:
 
 
 def cell(record: Record, label: str) -> str:
-    """A median, bold where it is the fastest of its line, and the largest error."""
+    """A median, bold where it is the fastest of its line and with an arrow where the spec has that
+    strategy, and the largest error."""
     row = record.row(label)
     own = median(row)
     if own is None:
         return "-"
     shown = [found for one in COLUMNS if (found := median(record.row(one))) is not None]
     text = f"**{own:.3g}**" if own == min(shown) else f"{own:.3g}"
-    return f"{text} ({row.max_error:.1e})"
+    spec = parse_spec(parse_yaml(record.spec.encode(), record.name))
+    arrow = "→ " if row.strategy == kgen.make_plan(spec).strategy else ""
+    return f"{arrow}{text} ({row.max_error:.1e})"
 
 
 def copy_share(record: Record) -> float:
@@ -96,8 +101,10 @@ def blocks_table() -> str:
     lines = [
         f"{same_context(records)}, {span}. Median GPU time in ms of at least {rounds} CUDA-graph "
         "replays with a flushed L2, all rows of a block interleaved in one process; in brackets "
-        "the largest error against fp64. The last column: x read once and y written once in the "
-        "fastest kernel's time, as a share of the copy speed measured in the same run.",
+        "the largest error against fp64. An arrow marks the strategy that the shipped spec names, "
+        "bold the fastest; a dash a strategy that does not fit all of the spec's targets. The last "
+        "column: x read once and y written once in the fastest kernel's time, as a share of the "
+        "copy speed measured in the same run.",
         "",
         f"| block | x | {' | '.join(COLUMNS.values())} | of copy speed |",
         "|---" * (len(COLUMNS) + 3) + "|",
@@ -106,6 +113,12 @@ def blocks_table() -> str:
         cells = " | ".join(cell(record, label) for label in COLUMNS)
         size = " x ".join(map(str, record.x))
         lines.append(f"| `{record.name}` | {size} | {cells} | {100 * copy_share(record):.0f} % |")
+    others = [
+        f"{row.label} {median(row):.3g} ({row.max_error:.1e})"
+        for row in records[0].rows
+        if row.label not in COLUMNS and median(row) is not None
+    ]
+    lines += ["", f"`{FLAGSHIP}` beside that: {', '.join(others)}."]
     lines += ["", repeatability(), "", "`benchmarks/results/bench_*.json`, the first by", ""]
     lines += [f"    {records[0].context.command}"]
     return "\n".join(lines)
@@ -170,6 +183,7 @@ def tuning_table() -> str:
             raise SystemExit(f"{row['spec']}: the table would not show everything")
         candidates = sum(count for status, count in everything["counts"].items()
                          if status != "constraint")  # fmt: skip
+        same = tuned["winner"]["schedule"] == everything["best"]["schedule"]
         cells = [
             f"`{row['spec'].removesuffix('.yaml')}`",
             row["strategies"].replace(",", ", "),
@@ -180,7 +194,7 @@ def tuning_table() -> str:
             str(row["kept_after_kill"]),
             str(candidates),
             f"{everything['seconds']:.0f}",
-            f"{row['tuned_over_best']:.3f}",
+            f"{row['tuned_over_best']:.3f}{', the same schedule' if same else ''}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

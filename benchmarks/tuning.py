@@ -89,6 +89,7 @@ def compare(path: Path, seconds: float, most: float, strategies: str | None) -> 
         "spec_text": path.read_text(),
         "spec_hash": spec.hash(),
         "strategies": strategies or "all",
+        "command": context("tuning.py")["command"],
         "seconds": spent,
         "kept_after_kill": before,
         "tuned": {

@@ -112,12 +112,16 @@ def _occupancy_limit(plan: Plan) -> str:
     return min(limits, key=lambda name: limits[name])
 
 
+def _shape(sizes: list[int | str]) -> str:
+    return f"[{', '.join(map(str, sizes))}]"
+
+
 def as_text(facts: dict[str, Any]) -> str:
     """`explain` as lines for a terminal."""
     per = "one sample" if facts["batch"] in ("dynamic", 1) else f"{facts['batch']} samples"
     lines = [
         f"{facts['name']}  {facts['spec_hash']}  {facts['strategy']} for {facts['arch']}",
-        f"  x {facts['x']} -> y {facts['y']}, fp32",
+        f"  x {_shape(facts['x'])} -> y {_shape(facts['y'])}, fp32",
         *(f"  {reason}" for reason in facts["reasons"]),
     ]
     if facts["tile"]:

@@ -127,11 +127,19 @@ def load(
 
 
 def find_package(source: str | os.PathLike[str] | Spec | ModuleType) -> Any:
-    """The imported package of a spec file, a Spec, a package folder; a module is taken as it is."""
+    """The imported package of a spec file, a Spec, a package folder; a module is taken as it is.
+
+    Raises: UsageError for anything else.
+    """
     if isinstance(source, ModuleType):
         return source
     if isinstance(source, Spec):
         return package_of(source)
+    if not isinstance(source, str | os.PathLike):
+        raise UsageError(
+            f"cannot load a {type(source).__name__}: expected a spec file, a Spec, a package's "
+            "folder or its module"
+        )
     path = Path(source)
     return import_package(path) if path.is_dir() else package_of(load_spec(path))
 

@@ -10,6 +10,7 @@ from kgen.fused import (
     IN_FLIGHT,
     MAX_ACCUMULATORS,
     PORTABLE_ACCUMULATORS,
+    THREADS,
     FusedTile,
     choices,
     grid,
@@ -81,6 +82,9 @@ def choose_strategy(spec: Spec, g: Geometry, arch: Arch) -> tuple[str, tuple[str
         if knobs:
             return "two_kernel", (f"strategy two_kernel: implied by {knobs[0]}",)
         candidates, why = STRATEGIES, ""
+        if schedule.threads not in (None, THREADS):
+            candidates = tuple(name for name in STRATEGIES if name not in FUSED)
+            why = f"threads {schedule.threads}, {' and '.join(FUSED)} have {THREADS}; "
     found = {name: predicted_ms(spec, g, arch, name) for name in candidates}
     times = {name: time for name, time in found.items() if time is not None}
     misfits = tuple(

@@ -31,7 +31,8 @@ CASES: tuple[tuple[str, int], ...] = (
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One distribution and seed. Errors are absolute, against fp64; reason is empty if passed."""
+    """One distribution and seed. Errors are absolute, against fp64; reason is empty if passed.
+    target: what was compiled for, where several are run one after the other."""
 
     distribution: str
     seed: int
@@ -43,6 +44,7 @@ class CaseResult:
     eager_max_error: float | None = None
     eager_rms_error: float | None = None
     ill_conditioned: bool = False
+    target: str | None = None
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,14 @@ class Report:
         def number(value: float | None) -> str:
             return "-" if value is None else f"{value:.2e}"
 
+        wide = 10 if len({case.target for case in self.cases}) > 1 else 0
         errors = f"{'max error':>12}{'rms':>11}{'eager max':>12}{'rms':>11}"
-        head = f"{'x':16}{'seed':>5}{'N':>6}{errors}"
+        head = f"{'target'[:wide].ljust(wide)}{'x':16}{'seed':>5}{'N':>6}{errors}"
         rows = [
-            f"{case.distribution:16}{case.seed:>5}{case.batch:>6}{number(case.max_error):>12}"
-            f"{number(case.rms_error):>11}{number(case.eager_max_error):>12}"
-            f"{number(case.eager_rms_error):>11}  {_verdict(case)}"
+            f"{(case.target or '')[:wide].ljust(wide)}{case.distribution:16}{case.seed:>5}"
+            f"{case.batch:>6}{number(case.max_error):>12}{number(case.rms_error):>11}"
+            f"{number(case.eager_max_error):>12}{number(case.eager_rms_error):>11}"
+            f"  {_verdict(case)}"
             for case in self.cases
         ]
         title = f"{self.name} {self.spec_hash} {self.strategy}"

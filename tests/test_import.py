@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import kgen
-from kgen.errors import SpecError, UsageError
+from kgen.errors import UsageError
 from kgen.importers.naming import parameter_name, spec_name
 from kgen.reference import EagerBlock
 
@@ -208,8 +208,11 @@ def test_options_of_the_specs():
     assert block.spec.name == "My_Net_conv"
     assert block.spec.problem.batch == "dynamic"
     assert block.spec.targets == ("sm_80", "sm_90a")
-    with pytest.raises(SpecError, match="targets"):
+    assert only_block(Ops(), targets=["80", "9.0a"]).spec.targets == ("sm_80", "sm_90a")
+    with pytest.raises(UsageError, match="unknown architecture 'sm_1'"):
         kgen.import_module(Ops(), X, targets=["sm_1"])
+    with pytest.raises(UsageError, match=r"targets is 'sm_80', expected a list, for .*\['sm_80'\]"):
+        kgen.import_module(Ops(), X, targets="sm_80")
 
 
 def test_names_are_legal_and_unlike_each_other():

@@ -557,6 +557,12 @@ def test_a_block_is_loaded_from_anything_that_names_it(tmp_path):
     assert kgen.load(spec_of(), device="meta").bias.device.type == "meta"
 
 
+@pytest.mark.parametrize("source", [3, None, ["a.yaml"]])
+def test_what_is_no_source_is_refused(source):
+    with pytest.raises(UsageError, match=f"cannot load a {type(source).__name__}: expected a spec"):
+        kgen.load(source)
+
+
 @pytest.mark.parametrize("mode", ["regenrate", "", None, True])
 def test_an_unknown_on_mismatch_is_refused(mode):
     with pytest.raises(UsageError, match="'error' and 'regenerate'"):
@@ -643,8 +649,9 @@ def test_regenerating_and_loading_at_once_do_not_wait_for_each_other():
 def test_other_channels_always_raise():
     block = kgen.load(spec_of(), on_mismatch="regenerate")
     for shape in ((2, 4, 19, 24), (3, 19, 24)):
-        with pytest.raises(ValueError, match=r"\(2, 3, 19, 24\)"):
+        with pytest.raises(ValueError, match=r"\(2, 3, 19, 24\)") as caught:
             block(torch.rand(shape))
+        assert "on_mismatch" not in str(caught.value)  # it is there, and cannot help
 
 
 def test_a_size_at_which_the_block_does_not_exist_raises():

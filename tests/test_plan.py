@@ -4,7 +4,7 @@ import itertools
 import re
 
 import pytest
-from helpers import SPECS, spec_of, variant
+from helpers import SPECS, flagship, spec_of, variant
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -299,6 +299,25 @@ def test_the_choice_of_a_tile_is_the_cheapest_legal_one():
         given_one = complete(g, 3, spec.schedule.model_copy(update={"tile_h": tile_h}), (arch,))
         assert given_one.tile_h == tile_h
         assert given_one.cost(arch) >= best.cost(arch)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "strategies"),
+    [
+        ({}, {"single_pass"}),
+        ({"threads": 512}, {"single_pass"}),
+        ({"threads": 128}, {"two_kernel", "hybrid"}),
+        ({"tile_h": 4}, {"two_kernel"}),
+        ({"pixels": 4}, {"two_kernel"}),
+        ({"math": "ffma"}, {"two_kernel"}),
+        ({"math": "tf32x3"}, {"single_pass", "recompute"}),
+    ],
+)
+def test_a_knob_is_never_given_to_a_strategy_without_it(schedule, strategies):
+    plan = make_plan(spec_of(flagship(), schedule=schedule))
+    assert plan.strategy in strategies
+    if "threads" in schedule:
+        assert schedule["threads"] in {launch.threads for launch in plan.launches}
 
 
 def test_without_a_strategy_the_faster_prediction_wins():

@@ -364,6 +364,13 @@ def test_trace_shows_one_threads_instructions():
     assert "0x43" in text  # 1 * 64 + 3
 
 
+@pytest.mark.parametrize("trace", [(1, 64), (5, 0)])
+def test_a_thread_that_no_block_has_is_not_traced(trace):
+    body = f"{THREAD}mov.u32 %r10, %r4;\n{STORE}"
+    _, device = run(ptx(body), options=Options(trace=trace))
+    assert device.traced == []
+
+
 def test_local_memory_belongs_to_its_thread():
     """Written by its number, read back through a generic address; nothing else sees it."""
     body = f"""{THREAD}mov.u64 %rd4, depot;

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers import spec_of
 
 import kgen
 from kgen.spec import load_spec
@@ -13,6 +14,7 @@ from kgen.spec import load_spec
 torch = pytest.importorskip("torch")
 
 from kgen.arch import ARCHS
+from kgen.geometry import geometry
 from kgen.plan import make_plan
 from kgen.reference import draw, oracle
 from kgen.simulator.candidate import SimulatedCandidate, library_convolution
@@ -38,6 +40,8 @@ def test_shipped_spec_is_right_on_the_simulator(path, strategy):
     assert report.strategy == strategy
     assert "simulator (sm_80, sm_90a, sm_120)" in report.device
     assert len(report.cases) == 9
+    told = [line.split()[0] for line in report.table().splitlines()[1:-1]]
+    assert told == ["target", *7 * ["sm_80"], "sm_90a", "sm_120"]
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
@@ -56,6 +60,19 @@ def test_the_reduced_copy_keeps_the_tile_and_its_remainders(path):
         assert plan.g.P % plan.tile.tile_h == full.g.P % full.tile.tile_h
         assert plan.g.Q % plan.tile.tile_w == full.g.Q % full.tile.tile_w
     assert small.problem.out_channels == spec.problem.out_channels
+
+
+@pytest.mark.parametrize("strategy", ["two_kernel", "single_pass", "recompute"])
+def test_the_reduced_copy_has_more_rows_and_columns_than_the_filter_spans(strategy):
+    """With tiles of one row and padding, three tiles would be one row of x."""
+    problem = {"batch": 3, "in_channels": 7, "out_channels": 10, "height": 9, "width": 11,
+               "kernel_size": [3, 2], "stride": [1, 2], "padding": [2, 1]}  # fmt: skip
+    spec = spec_of(problem=problem, chain=[{"group_norm": {"num_groups": 2}}], strategy=strategy)
+    small, plan = reduced(spec, ARCHS["sm_90a"])
+    assert 4 <= small.problem.height <= 9
+    assert 3 <= small.problem.width <= 11
+    tile = plan.tile or plan.fused
+    assert plan.g.P % tile.tile_h == geometry(spec.problem).P % tile.tile_h
 
 
 def test_the_report_says_what_was_run_and_claims_nothing_more():

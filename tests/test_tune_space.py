@@ -147,3 +147,8 @@ def test_unknown_names_are_refused(options, message):
 def test_the_block_has_one_hash_whatever_its_schedule():
     assert block_hash(spec_of()) == block_hash(spec_of(tile_h=8))
     assert block_hash(spec_of()) != block_hash(spec_of(batch=3))
+
+
+def test_maths_that_no_strategy_has_are_refused():
+    with pytest.raises(UsageError, match=r"maths are of the strategies .*single_pass"):
+        enumerate_space(spec_of(), ["hybrid"], ["tf32"])

@@ -251,6 +251,12 @@ def test_what_simulation_cannot_do_is_refused(spec_file, option):
     assert option[0] in str(done.exception)
 
 
+@pytest.mark.parametrize("option", ["--strategies", "--maths"])
+def test_an_option_without_a_name_is_refused(spec_file, option):
+    done = invoke(spec_file, "--simulate", option, " , ")
+    assert str(done.exception) == f"{option}: expected a name, or several with commas between them"
+
+
 def test_without_a_gpu_simulation_is_named(spec_file):
     from kgen.verify import why_no_device
 

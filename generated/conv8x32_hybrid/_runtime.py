@@ -88,10 +88,11 @@ class Block:
             expected = ", ".join(
                 map(str, ("N" if self.batch is None else self.batch, *self.sample))
             )
+            resizable = x.dim() == 4 and given[1] == self.sample[0]
+            other = ', or load the block with kgen.load(..., on_mismatch="regenerate")'
             raise ValueError(
                 f"{self.name}: x has shape {given}, this block was built for ({expected}). Change "
-                "the spec's problem and run `kgen emit` again, or load the block with "
-                'kgen.load(..., on_mismatch="regenerate")'
+                f"the spec's problem and run `kgen emit` again{other if resizable else ''}"
             )
         for label, shape in self.parameter_shapes.items():
             if tuple(parameters[label].shape) != shape:

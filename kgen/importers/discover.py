@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 from kgen.arch import ARCHS
+from kgen.build import normalise_arch
+from kgen.errors import UsageError
 from kgen.importers.classify import CONVOLUTIONS, RefusedError
 from kgen.importers.match import Graph, Match, altered, match
 from kgen.importers.naming import snake, spec_name
@@ -238,7 +240,9 @@ def discover(
     targets: Sequence[str] | None = None,
 ) -> Discovery:
     """The blocks of a model. Arguments and errors: see `kgen.import_module`."""
-    chosen = device_targets(model) if targets is None else list(targets)
+    if isinstance(targets, str):
+        raise UsageError(f"targets is {targets!r}, expected a list, for instance [{targets!r}]")
+    chosen = device_targets(model) if targets is None else [normalise_arch(one) for one in targets]
     search = _Search(model, run(model, example))
     search.everywhere()
     sites = []

@@ -128,11 +128,12 @@ def verify_on_simulator(
             try:
                 result = check_case(job.spec, candidate, x, parameters, distribution, seed)
             except SimulationError as error:
-                results.append(CaseResult(distribution, seed, job.batch, False, str(error)))
+                failed = CaseResult(distribution, seed, job.batch, False, str(error), target=target)
+                results.append(failed)
                 break  # what hangs once would hang in every case
             except PtxError as error:
                 raise BuildError(f"{spec.name} for {target}: {error}") from None
-            results.append(_with_findings(result, candidate))
+            results.append(replace(_with_findings(result, candidate), target=target))
             if first and candidate.outcome is not None:
                 traced = candidate.outcome.trace
                 if trace is not None and not traced:

@@ -356,6 +356,8 @@ class Resident:
         block, thread = self.options.trace
         if not self.first_block <= block < self.first_block + self.blocks:
             return None
+        if thread >= self.threads_per_block:
+            return None
         return (block - self.first_block) * self.threads_per_block + thread
 
     def _trace(self, active: Active) -> None:

@@ -21,7 +21,8 @@ def reduced(spec: Spec, arch: Arch) -> tuple[Spec, Plan]:
     """The reduced spec and its plan; the spec itself, and its plan, where it is small already.
 
     Batch is cut to MAX_BATCH, height and width to TILES tiles with the remainder of the full
-    output, the width in steps that keep its alignment. A problem with so many channels that this
+    output, the width in steps that keep its alignment; to more of them where the filter would not
+    find a row and a column more than it spans. A problem with so many channels that this
     exceeds MAX_MACS is cut to one sample and two tiles. The knobs of the full plan are kept, so
     that the kernel differs in its sizes alone.
     """
@@ -52,15 +53,27 @@ def _cut(spec: Spec, full: Plan, batch: int, tiles: int) -> tuple[Spec, Plan]:
         rows = HYBRID_VALUES * full.threads * _BATCHES / (full.group_channels * g.Q)
         tile_h, tile_w = max(1, round(rows / tiles)), g.Q
     best = fixed
+    span_h, span_w = (
+        1 + (taps - 1) * step for taps, step in zip((g.R, g.S), g.dilation, strict=True)
+    )
+    down = _enough(tiles, g.P, tile_h, g.stride[0], g.H - min(g.H, span_h + 1))
+    across = _enough(tiles, g.Q, tile_w, g.stride[1], g.W - min(g.W, span_w + 1))
     for extra in range(4):  # a tile more changes P * Q, on which the vector width depends
-        P = _fewer(g.P, tile_h, tiles + extra)
-        Q = _fewer(g.Q, tile_w, tiles)
+        P = _fewer(g.P, tile_h, down + extra)
+        Q = _fewer(g.Q, tile_w, across)
         height, width = g.H - (g.P - P) * g.stride[0], g.W - (g.Q - Q) * g.stride[1]
         best = _resized(fixed, batch, height, width)
         plan = make_plan(best, arch, full.separate_reduce)
         if plan.vec == full.vec or P == g.P:
             break
     return best, make_plan(best, arch, full.separate_reduce)
+
+
+def _enough(tiles: int, size: int, tile: int, stride: int, most: int) -> int:
+    """The least number of tiles from `tiles` on that takes at most `most` off the input."""
+    while (size - _fewer(size, tile, tiles)) * stride > most:
+        tiles += 1
+    return tiles
 
 
 def _fewer(size: int, tile: int, tiles: int) -> int:

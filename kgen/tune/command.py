@@ -31,9 +31,14 @@ def parse_devices(text: str | None) -> list[int] | None:
     return [int(part) for part in parts]
 
 
-def parse_names(texts: tuple[str, ...]) -> list[str] | None:
-    """Names from repeated options and commas; None where there are none."""
-    return [part.strip() for text in texts for part in text.split(",") if part.strip()] or None
+def parse_names(option: str, texts: tuple[str, ...]) -> list[str] | None:
+    """Names from repeated options and commas; None without options. Raises: UsageError."""
+    if not texts:
+        return None
+    names = [part.strip() for text in texts for part in text.split(",") if part.strip()]
+    if not names:
+        raise UsageError(f"{option}: expected a name, or several with commas between them")
+    return names
 
 
 @click.command("tune")
@@ -74,7 +79,7 @@ def tune_command(
     """
     seconds, limit = parse_seconds(budget), parse_seconds(timeout)
     indices = parse_devices(devices)
-    names, given_maths = parse_names(strategies), parse_names(maths)
+    names, given_maths = parse_names("--strategies", strategies), parse_names("--maths", maths)
     if simulate:
         given = (("--write", write), ("--devices", devices), ("--store", store))
         for option, on in given:

@@ -114,7 +114,8 @@ def enumerate_space(
     that the spec names, else all that meet kgen's tolerance: a math decides accuracy and the range
     of x, so a spec that names one keeps it, and one that names `ffma` gets no tensor cores unless
     asked. factor: see FACTOR. arch: that predictions are for; None for the spec's first target.
-    Raises: UsageError for an unknown strategy or math, or a factor below 1.
+    Raises: UsageError for an unknown strategy or math, for maths that no strategy has, or a factor
+    below 1.
     """
     _known("strategy", strategies or (), STRATEGIES)
     _known("math", maths or (), tuple(MATHS))
@@ -124,6 +125,8 @@ def enumerate_space(
     given = spec.schedule.math
     if strategies is None:
         strategies = [one for one in STRATEGIES if maths or given != FFMA or one not in FUSED]
+    if maths and not set(strategies) & set(FUSED):
+        raise UsageError(f"maths are of the strategies {', '.join(FUSED)}, which are not tried")
     chosen = tuple(maths or _default_maths(given))
     found = _Found(spec, arch)
     own: dict[str, Knob] = spec.schedule.model_dump(exclude_none=True)
