@@ -84,6 +84,7 @@ def same_context(records: list[Record]) -> str:
     """GPU and versions. Raises: SystemExit where the records' differ."""
     found = {
         f"One {one.gpu}, driver {one.driver}, torch {one.torch}, NVRTC {one.nvrtc}, kgen {one.kgen}"
+        f"{f' at {one.commit[:10]}' if one.commit else ''}"
         for one in (record.context for record in records)
     }
     if len(found) > 1:

@@ -54,6 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(stop.exit_code)
     except click.Abort:
         _fail("interrupted", 130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         where = f" (see `{context.command_path} --help`)" if context else ""

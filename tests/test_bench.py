@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
+import subprocess
 
 import pytest
 from helpers import spec_of
@@ -18,7 +20,7 @@ from kgen.bench import run as bench_run
 from kgen.bench.ceilings import measure_ceilings
 from kgen.bench.command import bench_command, default_output
 from kgen.bench.compare import compare
-from kgen.bench.context import clocks, other_processes, slowed_by
+from kgen.bench.context import checkout_commit, clocks, other_processes, slowed_by
 from kgen.bench.counters import SHARES, SUMS, combine, parse
 from kgen.bench.record import Context, Record, RecordError, Row, RowTimes, load_record
 from kgen.bench.rows import baseline_row, chosen_specs, prepare_rows
@@ -471,6 +473,30 @@ def test_in_a_container_one_process_out_of_sight_is_this_one():
     assert other_processes([], smi(compute=text), seen) == ["4242 other app", "78 [Not Found]"]
     assert other_processes([], smi(compute="77, [Not Found]\n"), seen) == []
     assert other_processes([], smi(compute="4242, other app\n"), seen) == ["4242 other app"]
+
+
+def test_a_record_names_the_commit_of_its_checkout(tmp_path):
+    def git(*arguments):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    assert checkout_commit(tmp_path) is None
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (tmp_path / "other.txt").write_text("")
+    git("init")
+    git("add", "other.txt")
+    git("commit", "-m", "without the package")
+    assert checkout_commit(package) is None
+    git("add", ".")
+    git("commit", "-m", "with it")
+    commit = checkout_commit(package)
+    assert re.fullmatch("[0-9a-f]{40}", commit)
+    (tmp_path / "other.txt").write_text("changed")
+    assert checkout_commit(package) == commit
+    (package / "__init__.py").write_text("changed = True")
+    assert checkout_commit(package) == f"{commit}-dirty"
 
 
 def test_ncu_output_becomes_one_row_a_call():

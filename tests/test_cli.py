@@ -645,3 +645,14 @@ def test_cache_gc_takes_packages_and_leftovers_too(tmp_path, monkeypatch, kgen_c
         os.utime(path, (0, 0))
     assert kgen_command("cache", "gc").code == 0
     assert list(cache_entries(tmp_path)) == []
+
+
+@pytest.mark.parametrize("arguments", [[], ["cache"]])
+def test_a_command_alone_shows_its_help(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    told = capsys.readouterr()
+    assert stop.value.code == 2
+    assert told.out == ""
+    assert told.err.startswith("Usage: kgen")
+    assert "(see `kgen" not in told.err

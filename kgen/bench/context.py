@@ -94,6 +94,23 @@ def _pair(line: str) -> tuple[str, str]:
     return pid, name
 
 
+def checkout_commit(folder: Path = Path(__file__).parent) -> str | None:
+    """The commit that the files of this package are of, None where they are in no checkout."""
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(folder), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    tracked = git("ls-files", "--error-unmatch", "__init__.py")  # not a checkout of something else
+    head = git("rev-parse", "HEAD") if tracked else None
+    changed = git("status", "--porcelain", "--untracked-files=no", ".")
+    return None if head is None else head + ("-dirty" if changed else "")
+
+
 class Circumstances:
     """What is looked at before a run, and again while the GPU is still warm from it."""
 
@@ -137,5 +154,6 @@ class Circumstances:
             },
             clocks_before=self.before,
             clocks_after=after,
+            commit=checkout_commit(),
             warnings=tuple(warnings),
         )

@@ -88,7 +88,8 @@ class Ceilings(Model):
 
 
 class Context(Model):
-    """The circumstances. warnings: what may have disturbed the run, a line each."""
+    """The circumstances. commit: of the checkout that kgen ran from, with `-dirty` where files
+    differed; None where there is none. warnings: what may have disturbed the run, a line each."""
 
     gpu: str
     driver: str
@@ -104,6 +105,7 @@ class Context(Model):
     flags: dict[str, bool | str]
     clocks_before: dict[str, float]
     clocks_after: dict[str, float]
+    commit: str | None = None
     warnings: tuple[str, ...] = ()
 
 

@@ -269,7 +269,7 @@ def _context(record: Record) -> tuple[tuple[str, str], ...]:
         ("CUDA", context.cuda),
         ("cuDNN", cudnn),
         ("NVRTC", context.nvrtc),
-        ("kgen", context.kgen),
+        ("kgen", context.kgen + (f", commit {context.commit}" if context.commit else "")),
         ("Python", context.python),
         ("bytes needed", f"{record.bytes_needed:,}"),
         ("flop", f"{record.flops:,}"),
