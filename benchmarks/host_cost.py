@@ -3,10 +3,10 @@
     python benchmarks/host_cost.py specs/conv8x32_k3_gn8.yaml specs/conv9x6_k3x5.yaml \\
         --output benchmarks/results/h200_host_cost.json
 
-Microseconds are the least of five medians over many calls, each into an empty queue: what else the
-host does only adds. `launches` are the driver calls
-alone, made from Python with ready arguments, so that `call` minus `launches` is what the module
-adds: its checks, the output and the workspace from torch's allocator, and packing the arguments.
+Microseconds are those of `kgen bench`: the least of five medians over many calls, each into an
+empty queue. `launches` are the driver calls alone, made from Python with ready arguments, so that
+`call` minus `launches` is what the module adds: its checks, the output and the workspace from
+torch's allocator, and packing the arguments.
 Memory is what is still allocated after the forward pass of a training step, beside x and y, and the
 most at any time of the step. Gradients are compared with fp64's.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,13 +25,6 @@ from kgen.bench.cuda import CudaTimer, graphed, host_microseconds
 from kgen.bench.timing import time_rounds
 from kgen.package import find_package
 from kgen.reference import EagerBlock, draw
-
-REPEATS = 5
-
-
-def least(call: Callable[[], object]) -> float:
-    """The smallest of several medians: what else the host does only adds."""
-    return min(host_microseconds(call) for _ in range(REPEATS))
 
 
 def host_costs(package, block, eager, x: torch.Tensor) -> dict[str, float]:
@@ -57,14 +49,14 @@ def host_costs(package, block, eager, x: torch.Tensor) -> dict[str, float]:
                 one.start(x.shape[0], values, stream)
 
         costs = {
-            "launches": least(launches),
-            "call": least(lambda: block(x)),
-            "op": least(lambda: package.fused_block(x, *ordered)),
-            "eager": least(lambda: eager(x)),
-            "empty": least(lambda: x.new_empty((x.shape[0], *made.output))),
+            "launches": host_microseconds(launches),
+            "call": host_microseconds(lambda: block(x)),
+            "op": host_microseconds(lambda: package.fused_block(x, *ordered)),
+            "eager": host_microseconds(lambda: eager(x)),
+            "empty": host_microseconds(lambda: x.new_empty((x.shape[0], *made.output))),
         }
-    costs["call_with_gradient"] = least(lambda: block(x))
-    costs["eager_with_gradient"] = least(lambda: eager(x))
+    costs["call_with_gradient"] = host_microseconds(lambda: block(x))
+    costs["eager_with_gradient"] = host_microseconds(lambda: eager(x))
     costs["call_beyond_launches"] = costs["call"] - costs["launches"]
     return costs
 
