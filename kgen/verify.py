@@ -29,7 +29,7 @@ def verify(
 
     device: `cuda` for the current CUDA device, `simulator` for this machine's CPU: the PTX of the
     same kernels, on a copy reduced in batch, height and width unless `full`. An emitted package is
-    simulated with its own kernel.cu, at its own height and width, on one sample.
+    simulated with its own kernel.cu, at its own height and width, on two samples unless `full`.
     trace: (block, thread) to record on the simulator. progress: told what is being checked.
     The verdict is in the report; a wrong kernel raises nothing.
     Raises: UsageError where there is no such device, SpecError, BuildError.

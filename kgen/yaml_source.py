@@ -20,13 +20,18 @@ from ruamel.yaml.events import (
     CollectionStartEvent,
     DocumentStartEvent,
     Event,
+    MappingStartEvent,
+    NodeEvent,
+    ScalarEvent,
 )
+from ruamel.yaml.reader import ReaderError
 
 from kgen.errors import Issue, SpecError, UsageError
 
 MAX_BYTES = 256 * 1024  # a spec is a page long; anything near this is not a spec
 
 MAX_DEPTH = 16  # nested mappings and lists; a spec has 4
+MAX_SCALAR = 1000  # characters of one key or value
 
 KeyPath = tuple[str | int, ...]
 
@@ -78,31 +83,73 @@ def parse_yaml(raw: bytes, name: str) -> YamlSource:
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise refuse("is not UTF-8 text", line, "save the file as UTF-8") from None
-    loader, depth = YAML(typ="rt"), 0
+    loader = YAML(typ="rt")
+    place, plain, started = _Place(), [], 0
     try:
         for event in loader.parse(io.StringIO(text)):
-            depth += isinstance(event, CollectionStartEvent)
-            depth -= isinstance(event, CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                raise refuse("is nested too deeply for a spec", event.start_mark.line + 1)
-            problem = _forbidden(event)
+            started += isinstance(event, DocumentStartEvent)
+            problem = place.enter(event) or _forbidden(event)
+            if started > 1:
+                problem = "a second YAML document is"
             if problem:
                 raise refuse(f"{problem} not allowed in a spec", event.start_mark.line + 1)
+            if isinstance(event, ScalarEvent) and event.style is None:
+                plain.append((event.value, event.start_mark.line + 1))
         documents = list(loader.load_all(io.StringIO(text)))
     except MarkedYAMLError as error:
         raise refuse(*_syntax_error(error, text.split("\n"))) from None
-    except (YAMLError, ValueError, RecursionError) as error:
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise refuse(f"not valid YAML: {error.reason}", line) from None
+    except ValueError:  # looks like a date, and is none
+        value, line = next(one for one in plain if not _is_value(one[0]))
+        raise refuse(f"{value!r} is no value that YAML knows", line, "quote it") from None
+    except (YAMLError, RecursionError) as error:
         first = (str(error).splitlines() or ["cannot be parsed"])[0]
         raise refuse(f"not valid YAML: {first}") from None
     if not documents or documents == [None]:
         raise refuse("is empty", hint="`kgen new NAME` writes a spec to start from")
-    if len(documents) > 1:
-        raise refuse(f"holds {len(documents)} YAML documents, expected one")
     if not isinstance(documents[0], CommentedMap):
         hint = "a spec is a mapping: `key: value`, with a space after the colon"
         raise refuse("is not a mapping of keys to values", 1, hint)
     lines: dict[KeyPath, int] = {(): 1}
     return YamlSource(name, _plain(documents[0], (), lines), lines)
+
+
+class _Place:
+    """Where the parser is: for each open collection whether a key comes next, None in a list."""
+
+    def __init__(self) -> None:
+        self._open: list[bool | None] = []
+
+    def enter(self, event: Event) -> str:
+        """Follow one event; why it may not stand there, or empty."""
+        if isinstance(event, CollectionEndEvent):
+            self._open.pop()
+        elif isinstance(event, NodeEvent):
+            is_key = bool(self._open) and self._open[-1] is True
+            if is_key and isinstance(event, CollectionStartEvent):
+                return "a list or a mapping as a key is"
+            if self._open and self._open[-1] is not None:
+                self._open[-1] = not is_key
+            if isinstance(event, CollectionStartEvent):
+                self._open.append(True if isinstance(event, MappingStartEvent) else None)
+            if len(self._open) > MAX_DEPTH:
+                return "nesting as deep as this is"
+            if isinstance(event, ScalarEvent) and len(event.value) > MAX_SCALAR:
+                return f"a value of {len(event.value)} characters is"
+        return ""
+
+
+def _is_value(text: str) -> bool:
+    """Whether YAML can make a value of a plain scalar."""
+    try:
+        YAML(typ="rt").load(text)
+    except ValueError:
+        return False
+    except YAMLError:
+        return True
+    return True
 
 
 def _syntax_error(error: MarkedYAMLError, lines: list[str]) -> tuple[str, int | None, str]:

@@ -76,6 +76,5 @@ def test_random_block_is_right_and_raises_no_alarm(seed):
     candidate = SimulatedCandidate(Simulation(spec, plan, spec.targets[0]), Options())
     x, parameters = draw(spec, plan.g.N, "normal x3", seed, "cpu")
     result = check_case(spec, candidate, x, parameters, "normal x3", seed)
-    constant = "proves nothing" in result.reason  # a group of one element, or all below relu
-    assert result.passed or constant, (result, spec.canonical())
+    assert result.passed, (result, spec.canonical())
     assert candidate.outcome.problems == ()

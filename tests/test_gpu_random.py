@@ -64,5 +64,4 @@ def test_random_block(seed):
     batch = 2 if spec.problem.batch == "dynamic" else spec.problem.batch
     x, parameters = draw(spec, batch, "normal x3", seed, "cuda")
     result = check_case(spec, PackageCandidate(package_of(spec)), x, parameters)
-    constant = "proves nothing" in result.reason  # a group of one element, or all below relu
-    assert result.passed or constant, (result, spec.canonical())
+    assert result.passed, (result, spec.canonical())

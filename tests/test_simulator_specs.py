@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kgen.spec import load_spec
 torch = pytest.importorskip("torch")
 
 from kgen.arch import ARCHS
+from kgen.emit import emit
 from kgen.geometry import geometry
 from kgen.plan import make_plan
 from kgen.reference import draw, oracle
@@ -60,6 +62,46 @@ def test_the_reduced_copy_keeps_the_tile_and_its_remainders(path):
         assert plan.g.P % plan.tile.tile_h == full.g.P % full.tile.tile_h
         assert plan.g.Q % plan.tile.tile_w == full.g.Q % full.tile.tile_w
     assert small.problem.out_channels == spec.problem.out_channels
+
+
+def emitted(tmp_path, strategy="two_kernel", **changes):
+    problem = {"batch": 3, "in_channels": 3, "out_channels": 8, "height": 9, "width": 11,
+               "kernel_size": 3}  # fmt: skip
+    spec = spec_of(problem=problem, strategy=strategy, targets=["sm_90a"], **changes)
+    return emit(spec, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "old", "new"),
+    [
+        ("hybrid", "blockIdx.x) * kGroup", "blockIdx.x % kNumGroups) * kGroup"),
+        ("two_kernel", "x + static_cast<long long>(n)", "x + static_cast<long long>(0 * n)"),
+    ],
+)
+def test_a_package_that_takes_another_sample_is_wrong(strategy, old, new, tmp_path):
+    folder = emitted(tmp_path, strategy)
+    assert kgen.verify(folder, device="simulator").passed
+    text = (folder / "kernel.cu").read_text()
+    assert text.count(old) == 1, [line for line in text.splitlines() if "long long" in line]
+    (folder / "kernel.cu").write_text(text.replace(old, new))
+    assert not kgen.verify(folder, device="simulator").passed
+
+
+def test_all_samples_of_a_package_run_if_asked(tmp_path):
+    folder = emitted(tmp_path)
+    assert kgen.verify(folder, device="simulator").cases[0].batch == 2
+    assert kgen.verify(folder, device="simulator", full=True).cases[0].batch == 3
+
+
+def test_a_package_that_would_launch_otherwise_is_wrong(tmp_path):
+    folder = emitted(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["launches"][0]["smem_bytes"] = 16
+    manifest["workspace_floats_per_sample"] = 0
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    report = kgen.verify(folder, device="simulator")
+    assert not report.passed
+    assert "launches, workspace_floats_per_sample" in report.summary()
 
 
 @pytest.mark.parametrize("strategy", ["two_kernel", "single_pass", "recompute"])

@@ -170,9 +170,12 @@ def test_yaml_features_that_a_spec_has_no_use_for_are_refused(old, new, what):
         (b"a: b: c\n", "not valid YAML"),
         (b"version: 1\n\tname: x\n", "not valid YAML"),
         (b"name: \x00\n", "not valid YAML"),
-        (b"[" * 5000, "nested too deeply"),
-        (b"a: 1" + b"0" * 5000 + b"\n", "not valid YAML"),
-        (TEXT.encode() + b"---\n" + TEXT.encode(), "holds 2 YAML documents"),
+        (b"[" * 5000, "nesting as deep as this is not allowed"),
+        (b"a: 1" + b"0" * 5000 + b"\n", "a value of 5001 characters is not allowed"),
+        (b"a: 2001-13-99\n", "'2001-13-99' is no value that YAML knows"),
+        (b"? [[1, 2], [3]]\n: 4\n", "a list or a mapping as a key is not allowed"),
+        (b"version: 1\nproblem: {{a: b}: 2}\n", "a list or a mapping as a key is not allowed"),
+        (TEXT.encode() + b"---\n" + TEXT.encode(), "a second YAML document is not allowed"),
         (b"#" * (MAX_BYTES + 1), "at most"),
         (TEXT.encode("utf-16"), "not UTF-8"),
         (b"version: 1\nname: caf\xe9\n", "not UTF-8"),
@@ -199,9 +202,12 @@ def test_a_document_end_marker_is_legal():
 
 
 def test_a_huge_hexadecimal_number_is_refused():
-    (issue,) = issues_of_text(edited("in_channels: 3", "in_channels: 0x1" + "0" * 5000))
+    (issue,) = issues_of_text(edited("in_channels: 3", "in_channels: 0x1" + "0" * 900))
     assert issue.path == "problem.in_channels"
     assert len(issue.message) < 200
+    (issue,) = issues_of_text(edited("in_channels: 3", "in_channels: 0x1" + "0" * 5000))
+    assert issue.message == "a value of 5003 characters is not allowed in a spec"
+    assert issue.line == TEXT.splitlines().index("  in_channels: 3") + 1
 
 
 def test_files_that_cannot_be_read_are_usage_errors(tmp_path):

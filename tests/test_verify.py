@@ -5,9 +5,10 @@ Candidates here are functions of torch on the CPU; the same checks judge kernels
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
-from helpers import issues_of, spec_of, variant
+from helpers import demo, issues_of, spec_of, variant
 
 torch = pytest.importorskip("torch")
 
@@ -27,6 +28,7 @@ from kgen.reference import (
     oracle,
     parameter_shapes,
 )
+from kgen.spec import load_spec
 from kgen.verdict import ATOL, CASES, RTOL, CaseResult, Report
 from kgen.verify import verify
 
@@ -123,8 +125,32 @@ def test_inputs_that_make_the_answer_constant_prove_nothing(spec, key):
     stub = lambda x, p: torch.zeros(2, 12, 17, 22)  # noqa: E731
     for candidate in (stub, eager(spec)):
         result = check_case(spec, candidate, x, parameters)
-        assert not result.passed
-        assert "proves nothing" in result.reason
+        assert result.passed
+        assert result.constant
+        report = Report("demo", "", "", "cpu", ATOL, RTOL, (result,))
+        assert not report.passed
+        assert "proves nothing" in report.summary()
+        assert "ok, but constant" in report.table()
+        other = replace(result, constant=False)
+        assert replace(report, cases=(result, other)).passed
+
+
+def test_a_block_of_one_value_a_group_is_beta_whatever_it_is_given():
+    values = demo()
+    values["problem"] |= {
+        "out_channels": 4,
+        "height": 3,
+        "width": 3,
+        "padding": 0,
+        "kernel_size": 3,
+    }
+    values["chain"][-1]["group_norm"]["num_groups"] = 4
+    one = load_spec(values)
+    x, parameters = draw(one, 2, "uniform", 0, "cpu")
+    result = check_case(one, eager(one), x, parameters)
+    assert (result.passed, result.constant) == (True, False)
+    wrong = lambda x, p: torch.zeros(2, 4, 1, 1)  # noqa: E731
+    assert not check_case(one, wrong, x, parameters).passed
 
 
 def test_ignoring_the_parameters_fails_although_it_is_right_at_their_defaults(spec):

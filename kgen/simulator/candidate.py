@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from kgen.arch import ARCHS
 from kgen.checks import check_case
+from kgen.emit import make_manifest
 from kgen.errors import BuildError, UsageError
 from kgen.package import find_package, spec_of
 from kgen.plan import Plan, make_plan
 from kgen.reference import Parameters, draw, exact_fp32
 from kgen.simulator.device import Options, SimulationError
 from kgen.simulator.ptx import PtxError
-from kgen.simulator.reduce import describe, multiply_adds, reduced, samples
+from kgen.simulator.reduce import MAX_BATCH, describe, multiply_adds, reduced, samples
 from kgen.simulator.simulate import Outcome, Simulation
 from kgen.spec import Spec, load_spec
 from kgen.verdict import CASES, CaseResult, Report, tolerance
+from kgen.version import __version__
 
 CASE_MACS = 1_000_000_000  # multiply-adds of all cases on the first target: about 10 s
 
@@ -78,6 +82,7 @@ class _Job:
     plan: Plan
     batch: int
     source: str | None  # CUDA as it stands in a package, or None to render it
+    problem: str = ""  # why no run of this can be right
 
 
 def _job(source: Spec | ModuleType | str | os.PathLike[str], full: bool) -> tuple[Spec, _Job]:
@@ -86,13 +91,27 @@ def _job(source: Spec | ModuleType | str | os.PathLike[str], full: bool) -> tupl
         package = find_package(source)
         spec, text = spec_of(package), package.block.source
         plan = make_plan(spec)
-        return spec, _Job(spec, plan, 1, text)
+        batch = samples(plan) if full else min(samples(plan), MAX_BATCH)
+        return spec, _Job(spec, plan, batch, text, _manifest_problem(package.manifest, spec, plan))
     spec = source if isinstance(source, Spec) else load_spec(source)
     if full:
         plan = make_plan(spec)
         return spec, _Job(spec, plan, samples(plan), None)
     small, plan = reduced(spec, ARCHS[spec.targets[0]])
     return spec, _Job(small, plan, samples(plan), None)
+
+
+def _manifest_problem(found: dict[str, Any], spec: Spec, plan: Plan) -> str:
+    """How a package would launch its kernels otherwise than the simulator does; empty if alike."""
+    planned = json.loads(json.dumps(make_manifest(spec, plan)))
+    wrong = [key for key in planned if key != "kgen_version" and planned[key] != found.get(key)]
+    version = found.get("kgen_version")
+    return (
+        f"manifest.json of kgen {version} differs from what kgen {__version__} plans for the same "
+        f"spec: {', '.join(wrong)}"
+        if wrong
+        else ""
+    )
 
 
 def verify_on_simulator(
@@ -103,6 +122,8 @@ def verify_on_simulator(
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """`kgen.verify` on the simulator, for each target of the spec.
+
+    A package runs with its own kernel.cu and must launch it as its spec's plan does.
 
     The first case of each target runs with all checks; on the first target the other cases follow
     with values and bounds alone: what the checks look for does not depend on the data. Of a large
@@ -116,6 +137,8 @@ def verify_on_simulator(
     if len(cases) < len(CASES):
         ran += f", the first {len(cases)} of {len(CASES)} cases because of its size"
     results: list[CaseResult] = []
+    if job.problem:
+        results.append(CaseResult("manifest", 0, job.batch, False, job.problem))
     traced: tuple[str, ...] = ()
     for number, target in enumerate(spec.targets):
         simulation = Simulation(job.spec, job.plan, target, job.source)
