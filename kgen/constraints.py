@@ -186,12 +186,14 @@ def _window(spec: Spec) -> Iterator[Issue]:
                 f"{key} must be at least {size + missing}",
             )
         elif problem.padding != "same" and g.pad_before[axis] >= g.extent[axis]:
+            most = [extent - 1 for extent in g.extent]
             yield Issue(
                 "problem.padding",
                 f"padding {g.pad_before[axis]} is not smaller than the filter's span "
                 f"{g.extent[axis]}: border outputs would see no input",
-                f"at most {g.extent[axis] - 1}",
+                f"at most {most[0] if most[0] == most[1] else most}",
             )
+            return
 
 
 @_reads("problem")
@@ -239,6 +241,8 @@ def _schedule_keys(spec: Spec) -> Iterator[Issue]:
         near = nearest(schedule.threads, legal)
         message = f"threads {schedule.threads} is not a multiple of 32 from 32 to 1024"
         yield Issue("schedule.threads", message, f"nearest legal value {near}")
+    if fused or schedule.strategy == "hybrid":
+        return  # the knobs below are not theirs, and that has been said
     if schedule.tile_h and schedule.pixels and schedule.tile_h % schedule.pixels:
         near = nearest(schedule.pixels, divisors(schedule.tile_h))
         message = f"pixels {schedule.pixels} does not divide tile_h {schedule.tile_h}"
@@ -259,6 +263,10 @@ def _fits(spec: Spec) -> Iterator[Issue]:
             yield Issue("schedule.strategy", misfit, "use more groups, or strategy two_kernel")
         return
     if strategy in FUSED:
+        if (spec.schedule.tile_w or 0) > g.Q:
+            message = f"tile_w {spec.schedule.tile_w} exceeds the output's width {g.Q}"
+            yield Issue("schedule.tile_w", message, f"nearest legal value {g.Q}")
+            return
         misfit = fused_misfit(spec, g, ARCHS[spec.targets[0]], strategy)
         if misfit:
             given = spec.schedule.tile_h or spec.schedule.tile_w
@@ -287,7 +295,7 @@ def _grid(spec: Spec) -> Iterator[Issue]:
         blocks = launch.blocks_per_sample * (plan.g.N or 1)
         if blocks > INT_MAX:
             message = f"{launch.kernel} would have {blocks} blocks, a launch takes {INT_MAX}"
-            most = INT_MAX // launch.blocks_per_sample
+            most = INT_MAX // max(one.blocks_per_sample for one in plan.launches)
             hint = f"at most {most}" if most else "a smaller problem"
             yield Issue("problem.batch", message, hint)
             return

@@ -311,7 +311,7 @@ def choices(
     for parts in (across, across + 1, 2 * across, 4 * across):
         if parts > 1:
             widths.append(min(g.Q, round_up(-(-g.Q // parts), 4)))
-    for tile_w in dict.fromkeys([min(given_w, g.Q)] if given_w else widths):
+    for tile_w in dict.fromkeys([given_w] if given_w else widths):
         col_steps = -(-tile_w // MAX_N)
         n = round_up(-(-tile_w // col_steps), 16)
         for rows_m in (1, 2, 4):

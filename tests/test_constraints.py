@@ -397,3 +397,35 @@ def test_a_parameter_may_not_take_the_name_of_what_a_launch_is_given(name):
     }  # fmt: skip
     with pytest.raises(SpecError, match=f"parameter name '{name}' is taken"):
         load_spec(values)
+
+
+def test_hints_hold_for_both_directions_and_all_launches():
+    problem = {"batch": 2, "in_channels": 3, "out_channels": 4, "height": 9, "width": 9}
+    chain = [{"group_norm": {"num_groups": 2}}]
+    wide = variant(problem={**problem, "kernel_size": [3, 5], "padding": 9}, chain=chain)
+    assert only_issue(wide).hint == "at most [2, 4]"
+    wide["problem"]["padding"] = [2, 4]
+    assert issues_of(wide) == []
+    many = variant(problem={**problem, "batch": 2**31 - 1, "kernel_size": 3}, chain=chain,
+                   schedule={"strategy": "two_kernel", "tile_k": 3})  # fmt: skip
+    issue = only_issue(many)
+    assert issue.path == "problem.batch"
+    many["problem"]["batch"] = int(issue.hint.removeprefix("at most "))
+    assert issues_of(many) == []
+
+
+def test_a_tile_wider_than_the_output_is_refused():
+    problem = {"batch": 2, "in_channels": 3, "out_channels": 8, "height": 8, "width": 8,
+               "kernel_size": 3}  # fmt: skip
+    schedule = {"strategy": "single_pass", "tile_w": 1_000_000_000}
+    values = variant(problem=problem, chain=[{"group_norm": {"num_groups": 2}}], schedule=schedule,
+                     targets=["sm_90a"])  # fmt: skip
+    issue = only_issue(values)
+    assert (issue.path, issue.hint) == ("schedule.tile_w", "nearest legal value 6")
+    values["schedule"]["tile_w"] = 6
+    assert issues_of(values) == []
+
+
+def test_a_knob_of_another_strategy_has_one_issue():
+    values = variant(schedule={"strategy": "single_pass", "tile_c": 1000}, targets=["sm_90a"])
+    assert "has no meaning in strategy single_pass" in only_issue(values).message
