@@ -26,7 +26,7 @@ from kgen.strategy import (
     planned_archs,
     vector_width,
 )
-from kgen.tiling import Tile, complete
+from kgen.tiling import Tile, complete, round_up
 from kgen.version import __version__
 
 NORM_THREADS = 128
@@ -282,7 +282,9 @@ def _hybrid(common: _Common, reasons: tuple[str, ...]) -> Plan:
     threads = spec.schedule.threads or hybrid_threads(g, group_channels, common.vec)
     affine, moments, coefficients = hybrid_smem(group_channels, threads, len(common.coefficients))
     launch = Launch(
-        f"{name}_norm", spec.norm.num_groups, threads, affine + moments + coefficients,
+        # Whole vectors: the compiler reads three floats of the last moments as four.
+        f"{name}_norm", spec.norm.num_groups, threads,
+        round_up(affine + moments + coefficients, 16),
         ("conv_out", *common.chain_arguments, "group_norm.weight", "group_norm.bias", "y"),
     )  # fmt: skip
     each = f"{len(common.coefficients)} floats each"

@@ -87,6 +87,27 @@ def test_a_package_that_takes_another_sample_is_wrong(strategy, old, new, tmp_pa
     assert not kgen.verify(folder, device="simulator").passed
 
 
+@pytest.mark.parametrize(
+    ("strategy", "problem", "schedule"),
+    [
+        # Moments of 12 bytes at the end of the shared memory; weights with a padded pitch.
+        ("hybrid", {"in_channels": 1, "out_channels": 4, "height": 4, "width": 4, "kernel_size": 1},
+         {"threads": 32}),
+        ("two_kernel", {"in_channels": 8, "out_channels": 6, "height": 8, "width": 8,
+                        "kernel_size": [1, 4]}, {"tile_k": 3, "pixels": 1}),
+    ],
+)  # fmt: skip
+def test_a_vector_that_is_read_in_part_raises_no_alarm(strategy, problem, schedule):
+    spec = spec_of(
+        problem={"batch": 1, "conv_bias": False, **problem},
+        chain=["tanh", {"group_norm": {"num_groups": 2}}],
+        schedule={"strategy": strategy, **schedule},
+        targets=["sm_90a", "sm_100a", "sm_120"],
+    )
+    report = kgen.verify(spec, device="simulator")
+    assert report.passed, report.table()
+
+
 def test_all_samples_of_a_package_run_if_asked(tmp_path):
     folder = emitted(tmp_path)
     assert kgen.verify(folder, device="simulator").cases[0].batch == 2

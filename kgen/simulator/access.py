@@ -44,27 +44,35 @@ class Place:
 
 
 def resolve(
-    resident: Resident, threads: Any, space: str, address: Any, size: int, what: str
+    resident: Resident,
+    threads: Any,
+    space: str,
+    address: Any,
+    size: int,
+    what: str,
+    align: int | None = None,
 ) -> list[Place]:
     """Places for `size` bytes at each thread's address; more than one where tensors differ.
 
-    Wrong addresses are reported and left out: such loads give zero, such stores do nothing.
+    align: of the address, `size` if left out. Wrong addresses are reported and left out: such loads
+    give zero, such stores do nothing.
     """
     address = np.broadcast_to(address, threads.shape)
-    odd = address % np.uint64(size) != 0
+    odd = address % np.uint64(align or size) != 0
     if odd.any():
         first = int(np.argmax(odd))
-        detail = f"{what} of {size} bytes at {int(address[first]):#x}"
+        detail = f"{what} of {align or size} bytes at {int(address[first]):#x}"
         resident.report("misaligned access", threads[first], detail)
         keep = np.flatnonzero(~odd)
-        return _shifted(resolve(resident, threads[keep], space, address[keep], size, what), keep)
+        found = resolve(resident, threads[keep], space, address[keep], size, what, align)
+        return _shifted(found, keep)
     if space == "generic":
         places = []
         for name, low, high in _WINDOWS:
             keep = np.flatnonzero((address >= low) & (address < high))
             if len(keep):
                 inside = address[keep] - np.uint64(low)
-                found = resolve(resident, threads[keep], name, inside, size, what)
+                found = resolve(resident, threads[keep], name, inside, size, what, align)
                 places += found if len(keep) == len(threads) else _shifted(found, keep)
         return places
     if space == "shared":

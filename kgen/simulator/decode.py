@@ -6,6 +6,8 @@ Control flow and barriers are left to the machine; they are decoded to `Control`
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -102,6 +104,13 @@ class _Decoder:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.registry = Registry()
+        self._mentions = Counter(
+            name for one in kernel.code for name in re.findall(r"%[A-Za-z_]\w*", one.text)
+        )
+
+    def is_used(self, operand: Operand) -> bool:
+        """Whether a register is named more than once in the kernel, thus not only written."""
+        return not isinstance(operand, Register) or self._mentions[operand.name] > 1
 
     def decode(self, instruction: Instruction) -> Decoded:
         op, operands = instruction.op, instruction.operands

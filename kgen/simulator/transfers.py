@@ -83,6 +83,9 @@ def _load(decoder: _Decoder, instruction: Instruction) -> Step:
         return load_parameter
     address = decoder.address(source)
     each, strength = TYPE_BYTES[kind], strength_of(instruction.op)
+    # The compiler reads a vector where it wants a part of it: what nothing uses may be anything.
+    wanted = [one for one in range(count) if count == 1 or decoder.is_used(registers[one])]
+    size = each * (max(wanted, default=0) + 1)
     one_for_all = space in ("global", "const")  # a shared address is another word in each block
 
     def load(resident: Resident, active: Active) -> None:
@@ -90,11 +93,11 @@ def _load(decoder: _Decoder, instruction: Instruction) -> Step:
         threads = resident.threads(active)
         if len(where) == 1 and one_for_all and not resident.watching:
             threads = threads[:1]  # the same word for all threads of all blocks
-        places = resolve(resident, threads, space, where, each * count, "load")
+        places = resolve(resident, threads, space, where, size, "load", each * count)
         values: list[Any] = [None] * count
         for place in places:
             count_access(resident, place, each * count, "loaded from")
-            for index in range(count):
+            for index in wanted:
                 got = _read(resident, place, each, index, strength)
                 if place.kept is None:
                     values[index] = got
