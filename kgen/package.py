@@ -199,7 +199,7 @@ def _regenerating(package: Any) -> Any:
     one_at_a_time = threading.Lock()
 
     def package_for(x: Any) -> Any:
-        N, _, H, W = x.shape
+        N, H, W = (int(x.shape[axis]) for axis in (0, 2, 3))  # tensors under torch.jit.trace
         if N == 0 and (spec.problem.height, spec.problem.width) == (H, W):
             return package
         for batch in (N, "dynamic"):

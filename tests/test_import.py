@@ -598,3 +598,175 @@ def test_importing_the_importers_imports_no_torch(imported):
         f"import sys, {imported}; print([one for one in ('torch', 'cuda') if one in sys.modules])"
     )
     assert python("-c", code).stdout.strip() == "[]"
+
+
+# ---- Forwards that are more than a graph -------------------------------------------------------
+
+
+class Body(nn.Module):
+    """A block with a gate; forwards below do something around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.GroupNorm(4, 8)
+        self.gate = nn.Parameter(torch.rand(8, 1, 1))
+        self.steps = torch.zeros(1)
+        self.drop = nn.Dropout(0.5)
+        self.weight = nn.Parameter(torch.rand(8, 3, 3, 5))
+        self.flat = nn.Parameter(torch.rand(1, 8, 1, 1))
+
+    def body(self, x):
+        return self.norm(torch.relu(self.conv(x)))
+
+
+def asks_for_a_tensor(self, x, mask=1.0):
+    y = self.body(x)
+    return y * mask if torch.is_tensor(mask) else y
+
+
+def asks_for_a_number(self, x, n=2):
+    y = self.body(x)
+    return y * n if isinstance(n, int) else y
+
+
+def changes_a_view(self, x):
+    t = x.mT
+    t += 1
+    return self.body(x)
+
+
+def changes_the_data(self, x):
+    y = self.body(x)
+    d = y.data
+    d *= 2
+    return y
+
+
+def counts(self, x):
+    self.steps.add_(1)
+    return self.body(x)
+
+
+def clamps_the_gate(self, x):
+    y = self.conv(x)
+    self.gate.data.clamp_(0, 0.1)
+    return self.norm(y * self.gate)
+
+
+def views_the_weight(self, x):
+    return self.norm(torch.relu(nn.functional.conv2d(x, self.weight.view(8, 3, 5, 3))))
+
+
+def reads_bits(self, x):
+    return self.norm(self.conv(x) * self.gate.view(torch.int32))
+
+
+def flattens_gamma(self, x):
+    return nn.functional.group_norm(self.conv(x), 4, self.flat.view(-1), self.norm.bias)
+
+
+def switches_off(self, x):
+    with torch.no_grad():
+        return self.body(x)
+
+
+def switches_on(self, x):
+    with torch.enable_grad():
+        return self.body(x)
+
+
+def without_autocast(self, x):
+    with torch.autocast("cpu", enabled=False):
+        return self.body(x)
+
+
+@pytest.mark.parametrize(
+    ("forward", "extra", "reason"),
+    [
+        (asks_for_a_tensor, (torch.rand(2, 1, 8, 8),), "something that a graph would lose"),
+        (asks_for_a_number, (3,), "something that a graph would lose"),
+        (changes_a_view, (), "something that a graph would lose"),
+        (changes_the_data, (), "something that a graph would lose"),
+        (counts, (), "stores to self.steps"),
+        (clamps_the_gate, (), "the forward changes gate in place"),
+        (views_the_weight, (), "its weight, weight, is taken as torch.float32 of shape"),
+        (reads_bits, (), "gate as torch.int32"),
+        (flattens_gamma, (), "its GroupNorm's weight, flat, is taken as torch.float32 of shape"),
+        (switches_off, (), "switches gradients or autocast"),
+        (switches_on, (), "switches gradients or autocast"),
+        (without_autocast, (), "switches gradients or autocast"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_forward_that_is_more_than_a_graph_is_refused(forward, extra, reason, grad):
+    module = type("Model", (Body,), {"forward": forward})()
+    x = torch.rand(2, 3, 8, 8)
+    steps, state = module.steps.clone(), torch.get_rng_state()
+    with torch.set_grad_enabled(grad):
+        report = kgen.import_module(module, (x, *extra))
+    assert report.blocks == ()
+    assert any(reason in one.reason for one in report.unmatched), report.lines()
+    assert torch.equal(module.steps, steps)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_masks_may_be_changed_in_place():
+    def forward(self, x, mask):
+        mask |= x > 0
+        return self.body(x * mask)
+
+    model = type("Model", (Body,), {"forward": forward})()
+    example = (torch.rand(2, 3, 8, 8), torch.zeros(2, 3, 8, 8, dtype=torch.bool))
+    assert len(kgen.import_module(model, example).blocks) == 1
+
+
+def plain(**changes):
+    return type("Model", (Body,), {"forward": Body.body, **changes})()
+
+
+def test_calls_that_are_more_than_a_forward_are_refused():
+    x = torch.rand(2, 3, 8, 8)
+    model = plain()
+    model.conv._conv_forward = lambda *given: nn.Conv2d._conv_forward(model.conv, *given)
+    (one,) = kgen.import_module(model, x).unmatched
+    assert "a method, _conv_forward, that was replaced on the instance" in one.reason
+    hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        (one,) = kgen.import_module(plain(), x).unmatched
+    finally:
+        hook.remove()
+    assert "global hooks of torch.nn" in one.reason
+
+    class Doubled(nn.Conv2d):
+        def __call__(self, *given):
+            return super().__call__(*given) * 2
+
+    def forward(self, x):
+        return self.body(x) + self.other(x).mean()
+
+    model = plain(forward=forward)
+    model.other = Doubled(3, 3, 1)
+    assert kgen.import_module(model, x).blocks == ()
+    model = plain()
+    model.conv = Doubled(3, 8, 3, padding=1)
+    assert kgen.import_module(model, x).blocks == ()
+
+
+def test_a_bad_module_leaves_the_good_ones():
+    class Dense(Body):
+        def forward(self, x):
+            return self.body(torch.cat([x] if isinstance(x, torch.Tensor) else x, 1))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.good, self.bad = plain(), Dense()
+
+        def forward(self, x):
+            return self.good(x).mean() + self.bad(x)
+
+    report = kgen.import_module(Net(), torch.rand(2, 3, 8, 8))
+    assert [one.path for one in report.blocks] == ["good.conv"]
+    assert [one.path for one in report.unmatched] == ["bad.conv"]

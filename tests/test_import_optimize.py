@@ -4,6 +4,7 @@ import copy
 import io
 import logging
 import traceback
+import warnings
 
 import pytest
 
@@ -489,3 +490,46 @@ def test_an_optimized_model_on_a_gpu(resnet):
         ours, theirs = gradients(resnet, x), gradients(eager, x)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_a_flag_of_a_module_below_counts_with_the_models():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm, self.drop = (
+                nn.Conv2d(3, 8, 3),
+                nn.GroupNorm(4, 8),
+                nn.Dropout(0.5),
+            )
+
+        def forward(self, x):
+            y = self.norm(torch.relu(self.conv(x)))
+            return y * 2 if self.drop.training else y
+
+    model, x = Model(), torch.rand(2, 3, 9, 9)
+    wanted = {flag: model.train(flag)(x).detach() for flag in (True, False)}
+    kgen.optimize(model.train(), x)
+    for flag in (False, True, False):
+        torch.testing.assert_close(model.train(flag)(x), wanted[flag])
+
+
+def test_an_unpickled_model_is_as_it_was_before(resnet):
+    import pickle
+
+    model, x = resnet.eval(), X
+    kgen.optimize(model, x)
+    copied = pickle.loads(pickle.dumps(model))
+    handle = kgen.optimize(copied, x)  # its blocks are found again
+    torch.testing.assert_close(copied(x), model(x))
+    handle.undo()
+    torch.testing.assert_close(copied(x), model(x), atol=1e-4, rtol=1e-4)
+
+
+def test_torch_jit_trace_takes_an_optimized_model(resnet):
+    model, x = resnet.eval(), X
+    wanted = model(x).detach()
+    kgen.optimize(model, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(model, x, check_trace=False)
+    torch.testing.assert_close(traced(x), wanted, atol=1e-4, rtol=1e-4)

@@ -10,23 +10,26 @@ place.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from kgen.arch import ARCHS
 from kgen.build import normalise_arch
 from kgen.errors import UsageError
 from kgen.importers.classify import CONVOLUTIONS, RefusedError
-from kgen.importers.match import Graph, Match, altered, match
+from kgen.importers.match import Graph, Match, altered, changed_parameters, match
 from kgen.importers.naming import snake, spec_name
 from kgen.importers.report import ImportedBlock, ImportReport, Unmatched
-from kgen.importers.shapes import Call, Run, run, values
+from kgen.importers.shapes import Call, Run, operations, run, values
 from kgen.importers.specs import spec_of
-from kgen.importers.tracing import INSIDE, UntraceableError, trace
+from kgen.importers.tracing import INSIDE, UntraceableError, surroundings, trace, why
 from kgen.spec import Spec
 
 
@@ -186,32 +189,58 @@ class _Search:
 
     def narrow(self, module: nn.Module, scope: _Scope, calls: list[Call], flag: bool) -> Graph:
         """The forward of a scope, with nothing inlined but the modules that blocks are in."""
-        kept = {one: one.training for one in (module, *scope.parts)}
+        # train() and eval() reach all modules below; what was frozen in the other mode stays so.
+        alike = [one for one in module.modules() if one.training == module.training]
+        kept = {one: one.training for one in (*alike, *scope.parts)}
         try:
             for one in kept:
                 one.training = flag
-            nodes, _ = trace(
-                module,
-                scope.parts.__contains__,
-                fixed=fixed_arguments(module, calls),
-                strict=True,
-            )
+            for on in (False, True):
+                with surroundings(on):
+                    nodes, _ = trace(
+                        module,
+                        scope.parts.__contains__,
+                        fixed=fixed_arguments(module, calls),
+                        strict=True,
+                    )
+            self.compare(module, nodes, calls)
         finally:
             for one, training in kept.items():
                 one.training = training
         return Graph(module, self.prefix(module), nodes)
 
+    def compare(self, module: nn.Module, nodes: fx.Graph, calls: list[Call]) -> None:
+        """Whether a graph does what the forward does, operation by operation.
+
+        Raises: UntraceableError if not: the forward looks at more than its tensors' values.
+        """
+        for call in calls:
+            own = operations(module, call, self.run.mode)
+            traced = operations(module, call, self.run.mode, nodes)
+            if own != traced:
+                raise UntraceableError(
+                    f"the forward of {self.title(module)} does something that a graph would lose "
+                    f"({_first_difference(own, traced)})"
+                )
+
     def blocks(
         self, graph: Graph, calls: list[Call], dynamic_batch: bool, targets: list[str] | None
     ) -> list[Found]:
         """The blocks of a graph with a spec for each size; those that a rule refuses are left."""
-        sizes = [values(graph.nodes, graph.root, call, self.run.mode) for call in calls]
-        result = []
+        try:
+            sizes = [values(graph.nodes, graph.root, call, self.run.mode) for call in calls]
+            compile(graph.nodes.python_code("self").src, "<graph>", "exec")
+        except Exception as error:
+            raise UntraceableError(why(error)) from error
+        result, changed = [], changed_parameters(graph)
         for conv in graph.convolutions():
             label = graph.label(conv)
             try:
                 found = match(graph, conv)
                 specs = [spec_of(graph, found, one, dynamic_batch, targets) for one in sizes]
+                for one in specs[0][1].values():
+                    if one.path in changed:
+                        raise RefusedError(f"the forward changes {graph.prefix}{one.path} in place")
             except RefusedError as reason:
                 if not any(label == one for one, _ in self.unmatched):
                     self.refuse(label, str(reason))
@@ -243,18 +272,19 @@ def discover(
     if isinstance(targets, str):
         raise UsageError(f"targets is {targets!r}, expected a list, for instance [{targets!r}]")
     chosen = device_targets(model) if targets is None else [normalise_arch(one) for one in targets]
-    search = _Search(model, run(model, example))
-    search.everywhere()
     sites = []
-    for module, scope in search.scopes.items():
-        try:
-            site = search.site(module, scope, dynamic_batch, chosen)
-        except UntraceableError as problem:
-            for label in scope.labels:
-                search.refuse(label, str(problem))
-            continue
-        if any(found for _, found in site.variants.values()):
-            sites.append(site)
+    with _random_numbers_kept():
+        search = _Search(model, run(model, example))
+        search.everywhere()
+        for module, scope in search.scopes.items():
+            try:
+                site = search.site(module, scope, dynamic_batch, chosen)
+            except UntraceableError as problem:
+                for label in scope.labels:
+                    search.refuse(label, str(problem))
+                continue
+            if any(found for _, found in site.variants.values()):
+                sites.append(site)
     prefix = snake(type(model).__name__) if name is None else name
     blocks = _named(sites, prefix, search.order)
     unmatched = tuple(
@@ -262,6 +292,25 @@ def discover(
         for label, reason in sorted(search.unmatched, key=lambda one: _place(search.order, one[0]))
     )
     return Discovery(ImportReport(type(model).__name__, tuple(blocks), unmatched), sites)
+
+
+@contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """Afterwards random numbers go on as if nothing had drawn any."""
+    state = random.getstate()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(state)
+
+
+def _first_difference(own: list[str], traced: list[str]) -> str:
+    """Where two lists of operations part, in words."""
+    for one, other in zip_longest(own, traced, fillvalue="nothing"):
+        if one != other:
+            return f"{one} becomes {other}"
+    return ""
 
 
 def _named(sites: list[Site], prefix: str, order: list[str]) -> list[ImportedBlock]:

@@ -8,6 +8,7 @@ are fake: sizes without data.
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,9 +89,13 @@ def needed(tree: ast.Module, names: set[str]) -> list[ast.stmt]:
 
 
 def _always(statement: ast.stmt) -> bool:
-    if not isinstance(statement, ast.ImportFrom):
-        return False
-    return statement.module == "__future__" or any(one.name == "*" for one in statement.names)
+    """Whether a statement may matter to any other: imports of everything, torch's defaults."""
+    if isinstance(statement, ast.ImportFrom):
+        return statement.module == "__future__" or any(one.name == "*" for one in statement.names)
+    return any(
+        isinstance(one, ast.Attribute) and one.attr.startswith("set_default_")
+        for one in _own(statement)
+    )
 
 
 def _imported(statement: ast.stmt) -> Iterator[str]:
@@ -111,17 +116,23 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def _changed(statement: ast.stmt) -> Iterator[str]:
-    """Names whose values a statement may change: `a[0] = 1`, `a.b = 1`, `a.append(1)`."""
+    """Names whose values a statement may change: `a[0] = 1`, `del a[0]`, `a.b = 1`, `a.pop()`,
+    `change(a)`."""
     for node in _own(statement):
-        target: ast.expr | None = None
-        if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
-            target = node
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            target = node.value.func if isinstance(node.value.func, ast.Attribute) else None
-        while isinstance(target, (ast.Attribute, ast.Subscript)):
-            target = target.value
-        if isinstance(target, ast.Name):
-            yield target.id
+        targets: list[ast.expr] = []
+        if isinstance(node, (ast.Attribute, ast.Subscript)):
+            targets = [] if isinstance(node.ctx, ast.Load) else [node]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            targets = [node.func]
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            name = getattr(node.value.func, "id", "")
+            reads = hasattr(builtins, name) and name not in ("setattr", "delattr")
+            targets += [] if reads else node.value.args
+        for target in targets:
+            while isinstance(target, (ast.Attribute, ast.Subscript)):
+                target = target.value
+            if isinstance(target, ast.Name):
+                yield target.id
 
 
 def _own(statement: ast.stmt) -> Iterator[ast.AST]:

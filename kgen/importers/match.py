@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -20,7 +21,7 @@ from kgen.importers.classify import (
     step_of,
     title,
 )
-from kgen.importers.tracing import HOOKS
+from kgen.importers.tracing import HOOKS, IN_PLACE, has_other_forward
 
 _RESHAPES = ("view", "reshape", "unsqueeze", "contiguous")
 
@@ -189,6 +190,28 @@ def source_of(node: fx.Node) -> str | None:
     return str(node.target)
 
 
+def changed_parameters(graph: Graph) -> set[str]:
+    """Paths of attributes that the forward changes in place, through views of them too."""
+    found = set()
+    for node in graph.nodes.nodes:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        changes = node.op == "call_method" or node.op == "call_function"
+        ends = name.endswith("_") and not name.endswith("__")
+        if not changes or not (ends or node.target in IN_PLACE.values()) or not node.args:
+            continue
+        one: Any = node.args[0]
+        while isinstance(one, fx.Node) and one.op != "get_attr":
+            view = one.op == "call_method" and one.target in (*_RESHAPES, *_VIEWS)
+            part = one.op == "call_function" and one.target in (getattr, operator.getitem)
+            one = one.args[0] if view or part else None
+        if isinstance(one, fx.Node):
+            found.add(str(one.target))
+    return found
+
+
+_VIEWS = ("detach", "t", "transpose", "permute", "squeeze", "flatten", "narrow", "select")
+
+
 def _origin(node: fx.Node) -> str | None:
     """The path of the first attribute that a value is computed from."""
     queue = [node]
@@ -237,6 +260,13 @@ def altered(module: nn.Module) -> str:
     """What of a call of a module a block would leave out: hooks, a replaced forward; or empty."""
     if any(getattr(module, name) for name in HOOKS):
         return "hooks, which a block would not call"
-    if "forward" in vars(module):
+    if any(getattr(torch.nn.modules.module, f"_global{name}", None) for name in HOOKS):
+        return "global hooks of torch.nn, which a block would not call"
+    if has_other_forward(module):
         return "a forward that was replaced on the instance"
+    if type(module).__call__ is not nn.Module.__call__:
+        return "a __call__ of its own, which a block would not run"
+    for name in vars(module):
+        if name != "forward" and callable(getattr(type(module), name, None)):
+            return f"a method, {name}, that was replaced on the instance"
     return ""

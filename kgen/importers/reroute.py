@@ -65,7 +65,7 @@ def fused_call(
     def fused(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
         package = None
         if x.dim() == 4 and x.shape[1] == C_in:
-            N, _, H, W = x.shape
+            N, H, W = (int(x.shape[axis]) for axis in (0, 2, 3))  # tensors under torch.jit.trace
             package = built.get((N, H, W)) or built.get(("dynamic", H, W))
             if package is None and N == 0:  # a block of any batch takes none
                 package = next((one for size, one in built.items() if size[1:] == (H, W)), None)

@@ -12,6 +12,7 @@ import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import UninitializedParameter
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from kgen.errors import UsageError
@@ -149,6 +150,45 @@ def values(
     with hooks_off(root), _fake_state(root, mode), mode, torch.no_grad():
         Noting(fx.GraphModule(root, graph)).run(*_positional(root, call))
     return found
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes every operation and the shapes and dtypes of what it gives."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [
+            f"{one.dtype} {list(one.shape)}".removeprefix("torch.")
+            for one in tree_leaves(result)
+            if isinstance(one, torch.Tensor)
+        ]
+        self.seen.append(f"{func} -> {', '.join(given)}")
+        return result
+
+
+def operations(
+    root: nn.Module, call: Call, mode: FakeTensorMode, graph: fx.Graph | None = None
+) -> list[str]:
+    """What one call of `root` does on fake tensors, or what the graph of its forward does.
+
+    An error counts as the last operation: where the forward raises, the graph must too.
+    """
+    noted = _Operations()
+    with hooks_off(root), _fake_state(root, mode), mode, torch.no_grad(), noted:
+        try:
+            if graph is None:
+                type(root).forward(root, *call.args, **call.kwargs)
+            else:
+                fx.Interpreter(fx.GraphModule(root, graph)).run(*_positional(root, call))
+        except Exception as error:
+            noted.seen.append(type(error).__name__)
+    return noted.seen
 
 
 def _positional(root: nn.Module, call: Call) -> list[Any]:

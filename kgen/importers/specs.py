@@ -42,6 +42,11 @@ def spec_of(
     keys = {"conv.weight": found.weight}
     if found.bias is not None:
         keys["conv.bias"] = found.bias
+    for what, given in (
+        ("weight", found.weight), ("bias", found.bias), ("GroupNorm's weight", found.gamma),
+        ("GroupNorm's bias", found.beta),
+    ):  # fmt: skip
+        _check_whole(graph, what, given, values)
     chain: list[Any] = []
     for op, parameter in found.steps:
         if parameter is None:
@@ -86,11 +91,27 @@ def _shape(graph: Graph, parameter: Parameter) -> tuple[int, ...]:
     return tuple(graph.root.get_parameter(parameter.path).shape)
 
 
+def _check_whole(
+    graph: Graph, what: str, parameter: Parameter | None, values: Mapping[fx.Node, Value]
+) -> None:
+    """Raises: RefusedError if the forward takes a parameter in another shape or dtype."""
+    if parameter is None or parameter.node is None:
+        return
+    value, shape = values[parameter.node], _shape(graph, parameter)
+    if value != Value(shape, torch.float32):
+        raise RefusedError(
+            f"its {what}, {graph.prefix}{parameter.path}, is taken as {value.dtype} of shape "
+            f"{value.shape}, not as it is stored"
+        )
+
+
 def _check_operand(
     graph: Graph, op: str, parameter: Parameter, values: Mapping[fx.Node, Value], C_out: int
 ) -> None:
     assert parameter.node is not None
-    shape = values[parameter.node].shape
+    shape, dtype = values[parameter.node].shape, values[parameter.node].dtype
+    if dtype != torch.float32:
+        raise RefusedError(f"{op} takes {graph.prefix}{parameter.path} as {dtype}")
     if shape not in ((C_out, 1, 1), (1, C_out, 1, 1)):
         raise RefusedError(
             f"{op} takes {graph.prefix}{parameter.path} of shape {shape}; a chain's parameters "

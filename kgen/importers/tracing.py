@@ -30,8 +30,12 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
 
 
 IN_PLACE = {
-    name: _in_place(name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
-}
+    name: _in_place(name)
+    for name in (
+        "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift",
+        "rshift",
+    )
+}  # fmt: skip
 INSIDE = "kgen_inside"  # in a node's meta: the inlined modules that it is in, outermost first
 
 
@@ -77,8 +81,11 @@ def trace(
     """
     if type(root).forward is nn.Module.forward:
         raise UntraceableError(f"{type(root).__name__} has no forward")
-    if "forward" in vars(root):
+    if has_other_forward(root):
         raise UntraceableError("its forward was replaced on the instance")
+    kinds = {one.kind for one in inspect.signature(type(root).forward).parameters.values()}
+    if {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.KEYWORD_ONLY} <= kinds:
+        raise UntraceableError("its forward has keyword-only arguments behind *arguments")
     tracer = _Tracer(inlines, strict)
     with hooks_off(root), _attributes_kept(root) as changed, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -94,6 +101,34 @@ def trace(
                 raise UntraceableError(f"{where}.forward stores to self.{attribute}")
     _name_arguments(graph, root)
     return graph, tracer.opaque
+
+
+def has_other_forward(module: nn.Module) -> bool:
+    """Whether a module runs a forward that is not its class's.
+
+    Unpickling may leave the class's own on the instance, which is no other.
+    """
+    found = vars(module).get("forward")
+    own = getattr(found, "__self__", None) is module
+    return found is not None and not (own and found.__func__ is type(module).forward)
+
+
+@contextmanager
+def surroundings(on: bool) -> Iterator[None]:
+    """Gradients and autocast are enabled, or all disabled.
+
+    A forward that switches one of them to what it is already can only be seen in the other state.
+    """
+    devices = ("cpu", "cuda")
+    before = [torch.is_autocast_enabled(one) for one in devices]
+    with torch.set_grad_enabled(on):
+        try:
+            for one in devices:
+                torch.set_autocast_enabled(one, on)
+            yield
+        finally:
+            for one, enabled in zip(devices, before, strict=True):
+                torch.set_autocast_enabled(one, enabled)
 
 
 def why(error: BaseException) -> str:
@@ -227,10 +262,21 @@ def _attributes_kept(root: nn.Module) -> Iterator[list[tuple[nn.Module, str]]]:
     """Yields a list that afterwards names the attributes that were put back."""
     modules = list(root.modules())
     before = [_contents(vars(one)) for one in modules]
+    plain = [
+        (module, name, value, value._version, value.clone())
+        for module in modules
+        for name, value in vars(module).items()
+        if type(value) is torch.Tensor and not value.is_inference() and not value.is_meta
+    ]
     changed: list[tuple[nn.Module, str]] = []
     try:
         yield changed
     finally:
+        for module, name, tensor, version, content in plain:
+            if tensor._version != version:
+                changed.append((module, name))
+                with torch.no_grad():
+                    tensor.copy_(content)
         for module, (values, inner) in zip(modules, before, strict=True):
             now, now_inner = _contents(vars(module))
             for name in [*values, *(one for one in now if one not in values)]:
