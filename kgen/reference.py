@@ -139,7 +139,10 @@ DISTRIBUTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] =
     "x-1": lambda uniform, normal: -uniform,
     "constant": lambda uniform, normal: torch.full_like(uniform, CONSTANT),
     "one huge value": lambda uniform, normal: _with_huge_value(uniform),
+    "large weights": lambda uniform, normal: uniform * SMALL,
 }
+SMALL = 2.0**-15
+LARGE = 2.0**18  # of the weights then: more than fp16 holds, while the convolution stays small
 
 
 def _with_huge_value(x: torch.Tensor) -> torch.Tensor:
@@ -152,7 +155,8 @@ def draw(
 ) -> tuple[torch.Tensor, Parameters]:
     """A random problem: x [batch, C_in, H, W] and parameters, none at a default value, all fp32.
 
-    Weights are scaled by 1 / sqrt(taps), so that the convolution's output has the scale of x;
+    Weights are scaled by 1 / sqrt(taps), so that the convolution's output has the scale of x, and
+    by LARGE for "large weights";
     factors (scale, gamma) lie in +-[0.5, 1.5], so that none of them hides what it multiplies.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -172,7 +176,8 @@ def draw(
     parameters = {}
     for key, size in parameter_shapes(spec).items():
         if key == "conv.weight":
-            parameters[key] = normal(*size) / g.taps**0.5
+            large = LARGE if distribution == "large weights" else 1.0
+            parameters[key] = normal(*size) * (large / g.taps**0.5)
         elif key in factors or key == "group_norm.weight":
             parameters[key] = (uniform(*size) + 0.5) * (2.0 * (uniform(*size) < 0.5) - 1.0)
         else:

@@ -26,6 +26,7 @@ CASES: tuple[tuple[str, int], ...] = (
     ("x-1", 4),
     ("constant", 5),
     ("one huge value", 6),
+    ("large weights", 7),
 )
 
 

@@ -409,7 +409,7 @@ def test_emit_compiles_simulates_without_a_gpu_and_writes(work):
         r"^  render   \d+ lines of CUDA, \d+ ms$",
         r"^  compile  sm_90a: [\d.]+ s \((cached|NVRTC [\d.]+)\), [\d,]+ bytes$",
         r"^           demo_conv: \d+ registers, no spills$",
-        r"^  simulate 7 of 7 cases passed on simulator \(sm_90a\), x \[\d+, \d+, \d+, \d+\]",
+        r"^  simulate 8 of 8 cases passed on simulator \(sm_90a\), x \[\d+, \d+, \d+, \d+\]",
         r"^  write    generated/demo \(written\)$",
     ):
         assert re.search(pattern, done.stdout, re.MULTILINE), (pattern, done.stdout)

@@ -291,3 +291,19 @@ def test_planted_bug_is_caught(bug, strategy):
     caught, text = verdict_on(spec, source)
     assert caught, "not caught"
     assert bug.found in text
+
+
+@pytest.mark.parametrize("strategy", FUSED)
+def test_weights_that_are_not_scaled_into_range_are_noticed(strategy):
+    spec = spec_for(RAGGED, strategy)
+    plan, source = make_plan(spec), render(spec)["kernel.cu"]
+    old = "const int shift = most > 0.0f ? max(-113, min(113, 14 - exponent)) : 0;"
+    assert source.count(old) == 1
+    passed = []
+    for text in (source, source.replace(old, "const int shift = 0;")):
+        candidate = SimulatedCandidate(
+            Simulation(spec, plan, "sm_90a", text), Options(checks=False)
+        )
+        x, parameters = draw(spec, plan.g.N, "large weights", 7, "cpu")
+        passed.append(check_case(spec, candidate, x, parameters, "large weights", 7).passed)
+    assert passed == [True, False]
