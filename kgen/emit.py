@@ -6,15 +6,17 @@ folder, the hash seed or the machine. Writing replaces a package as a whole or n
 
 from __future__ import annotations
 
+import ctypes
 import difflib
+import glob
 import hashlib
 import json
 import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
@@ -23,6 +25,7 @@ from typing import Any
 
 import jinja2
 
+from kgen.compiler import CacheError, cache_dir, locked
 from kgen.errors import BuildError, UsageError
 from kgen.plan import Plan, make_plan
 from kgen.spec import Spec
@@ -215,6 +218,11 @@ def write(package: Path, text: dict[str, str], *, force: bool = False) -> bool:
     """
     if package.is_symlink():  # what it leads to is replaced, not the link
         package = package.resolve()
+    with _alone(package):
+        return _write(package, text, force)
+
+
+def _write(package: Path, text: dict[str, str], force: bool) -> bool:
     if package.is_dir() and not difference(package, text):
         return False
     if package.exists() and not force:
@@ -242,8 +250,40 @@ def write(package: Path, text: dict[str, str], *, force: bool = False) -> bool:
     return True
 
 
+@contextmanager
+def _alone(package: Path) -> Iterator[None]:
+    """Keep other writers of a package out, and take away what killed ones left beside it.
+
+    Where there is no cache folder to hold the lock, or no filelock, writers are on their own.
+    """
+    name = f"emit-{_digest(str(package.absolute()))[:32]}.lock"
+    try:
+        lock = locked(cache_dir() / "locks" / name)
+    except (CacheError, ImportError):
+        yield
+        return
+    with lock:
+        for left in package.parent.glob(f".{glob.escape(package.name)}.????????"):
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _swap(one: Path, other: Path) -> bool:
+    """Let two folders change places at one stroke; False where the system cannot."""
+    try:
+        call = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    done: int = call(here, os.fsencode(one), here, os.fsencode(other), exchange)
+    return done == 0
+
+
 def _exchange(package: Path, new: Path) -> None:
-    """Put `new` in the place of `package`; where that fails the old one is put back."""
+    """Put `new` in the place of `package`, and the old one in its; there is no moment without one
+    where the system can swap them. Where it fails the old one is put back."""
+    if _swap(package, new):
+        return
     aside = Path(tempfile.mkdtemp(prefix=f".{package.name}.", dir=package.parent))
     try:
         os.replace(package, aside / "old")

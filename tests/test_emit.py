@@ -5,6 +5,8 @@ import random
 import re
 import socket
 import struct
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from kgen.emit import difference, environment, f32, make_manifest, render, rende
 from kgen.errors import BuildError, UsageError
 from kgen.plan import make_plan
 from kgen.spec import load_spec
+
+emit_module = sys.modules["kgen.emit"]  # the name kgen.emit is the function
 
 TEMPLATES = sorted((ROOT / "kgen" / "templates").glob("*.j2"))
 STRATEGIES = ("two_kernel", "hybrid")
@@ -439,6 +443,7 @@ def test_a_failing_write_leaves_things_as_they_were(tmp_path, monkeypatch, exist
         raise PermissionError(13, "Permission denied", "somewhere")
 
     monkeypatch.setattr(function, refuse)
+    monkeypatch.setattr(emit_module, "_swap", lambda *_: False)
     with pytest.raises(UsageError, match="somewhere: cannot be written: Permission denied"):
         kgen.emit(spec_of(height=20), out)
     monkeypatch.undo()
@@ -459,10 +464,57 @@ def test_the_old_package_comes_back_when_the_new_one_cannot_take_its_place(packa
         real(source, target)
 
     monkeypatch.setattr("os.replace", fail_second)
+    monkeypatch.setattr(emit_module, "_swap", lambda *_: False)
     with pytest.raises(UsageError, match="No space left"):
         write(package, render(spec_of(height=20)))
     assert difference(package, render(spec_of())) == ""
     assert names_in(package.parent) == ["demo"]
+
+
+def test_a_package_is_replaced_at_one_stroke(package, monkeypatch):
+    """A reader, or a kill, finds the old one or the new one, never none."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux swaps folders")
+    real = emit_module._swap
+
+    def swap(one, other):
+        assert one.is_dir()
+        assert real(one, other)
+        assert one.is_dir()
+        return True
+
+    monkeypatch.setattr(emit_module, "_swap", swap)
+    monkeypatch.setattr("os.replace", lambda *_: pytest.fail("it was moved away"))
+    assert write(package, render(spec_of(height=20))) is True
+    assert difference(package, render(spec_of(height=20))) == ""
+    assert names_in(package.parent) == ["demo"]
+
+
+def test_what_a_killed_writer_left_is_taken_away(package):
+    for name in (".demo.ab12cd34", ".demo.keep", ".other.ab12cd34"):
+        (package.parent / name).mkdir()
+    assert write(package, render(spec_of(height=20))) is True
+    assert names_in(package.parent) == [".demo.keep", ".other.ab12cd34", "demo"]
+
+
+def test_writers_of_one_package_take_turns(package):
+    texts = [render(spec_of(height=height)) for height in (20, 21)]
+    failed = []
+
+    def work(text):
+        try:
+            for _ in range(15):
+                write(package, text)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(text,)) for text in texts]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert failed == []
+    assert "" in [difference(package, text) for text in texts]
 
 
 # ---- Manifest --------------------------------------------------------------------------------
