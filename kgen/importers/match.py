@@ -24,6 +24,7 @@ from kgen.importers.classify import (
 from kgen.importers.tracing import HOOKS, IN_PLACE, has_other_forward
 
 _RESHAPES = ("view", "reshape", "unsqueeze", "contiguous")
+_VIEWS = ("detach", "t", "transpose", "permute", "squeeze", "flatten", "narrow", "select")
 
 
 @dataclass(frozen=True)
@@ -207,9 +208,6 @@ def changed_parameters(graph: Graph) -> set[str]:
         if isinstance(one, fx.Node):
             found.add(str(one.target))
     return found
-
-
-_VIEWS = ("detach", "t", "transpose", "permute", "squeeze", "flatten", "narrow", "select")
 
 
 def _origin(node: fx.Node) -> str | None:
