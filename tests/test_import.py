@@ -1,5 +1,6 @@
 """Blocks in modules: what is found, the specs of it, and why the rest is not."""
 
+import collections
 import copy
 
 import pytest
@@ -710,6 +711,31 @@ def test_a_forward_that_is_more_than_a_graph_is_refused(forward, extra, reason, 
     assert any(reason in one.reason for one in report.unmatched), report.lines()
     assert torch.equal(module.steps, steps)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("kept", "store"),
+    [
+        (collections.deque([1, 2], maxlen=3), lambda kept, y: kept.append(y)),
+        ({"features": [[], {}]}, lambda kept, y: kept["features"][1].update(y=y)),
+        ({"features": []}, lambda kept, y: kept["features"].append(y)),
+        ({1, 2}, lambda kept, y: kept.add(y)),
+    ],
+    ids=["deque", "deep", "dict of lists", "set"],
+)
+def test_what_a_forward_fills_is_emptied_again_and_refused(kept, store):
+    def forward(self, x):
+        y = self.body(x)
+        store(self.kept, y)
+        return y
+
+    model = type("Model", (Body,), {"forward": forward})()
+    model.kept, before = kept, copy.deepcopy(kept)
+    report = kgen.import_module(model, torch.rand(2, 3, 8, 8))
+    assert report.blocks == ()
+    assert "stores to self.kept" in report.unmatched[0].reason
+    assert model.kept is kept
+    assert kept == before
 
 
 def test_masks_may_be_changed_in_place():

@@ -10,6 +10,7 @@ import inspect
 import operator
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -278,33 +279,48 @@ def _attributes_kept(root: nn.Module) -> Iterator[list[tuple[nn.Module, str]]]:
                 with torch.no_grad():
                     tensor.copy_(content)
         for module, (values, inner) in zip(modules, before, strict=True):
-            now, now_inner = _contents(vars(module))
-            for name in [*values, *(one for one in now if one not in values)]:
+            now = vars(module)
+            for name in [*values, *(one for one in list(now) if one not in values)]:
                 same = name in now and name in values and now[name] is values[name]
-                if same and _same(inner.get(name), now_inner.get(name)):
+                moved = [one for one in inner.get(name, ()) if not _same(one[1], _items(one[0]))]
+                if same and not moved:
                     continue
                 changed.append((module, name))
                 if name not in values:
-                    del vars(module)[name]
+                    del now[name]
                     continue
-                vars(module)[name] = values[name]
-                if name in inner:
-                    _refill(values[name], inner[name])
+                now[name] = values[name]
+                for holder, items in moved:
+                    _refill(holder, items)
 
 
-def _contents(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Attributes by name, and what is in those that are lists or dicts."""
-    inner = {
-        name: list(value.items()) if isinstance(value, dict) else list(value)
+# What a forward may fill: by name of an attribute, every holder in it and what it holds.
+_Holders = dict[str, list[tuple[Any, list[Any]]]]
+_HOLDERS = (dict, list, set, deque)
+_DEEP = 4  # holders in holders that are looked at
+
+
+def _contents(values: dict[str, Any]) -> tuple[dict[str, Any], _Holders]:
+    """Attributes by name, and what is in those that hold other values."""
+    return dict(values), {
+        name: [(one, _items(one)) for one in _holders(value, _DEEP)]
         for name, value in values.items()
-        if isinstance(value, (dict, list))
+        if isinstance(value, _HOLDERS)
     }
-    return dict(values), inner
 
 
-def _same(one: list[Any] | None, other: list[Any] | None) -> bool:
-    if one is None or other is None:
-        return one is other
+def _holders(value: Any, deep: int) -> Iterator[Any]:
+    if isinstance(value, _HOLDERS) and deep:
+        yield value
+        for one in list(value.values() if isinstance(value, dict) else value):
+            yield from _holders(one, deep - 1)
+
+
+def _items(holder: Any) -> list[Any]:
+    return list(holder.items() if isinstance(holder, dict) else holder)
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
     return len(one) == len(other) and all(_is(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -314,9 +330,9 @@ def _is(one: Any, other: Any) -> bool:
     return one is other
 
 
-def _refill(holder: Any, contents: list[Any]) -> None:
+def _refill(holder: Any, items: list[Any]) -> None:
     holder.clear()
-    if isinstance(holder, dict):
-        holder.update(contents)
+    if isinstance(holder, (dict, set)):
+        holder.update(items)
     else:
-        holder.extend(contents)
+        holder.extend(items)
