@@ -19,6 +19,11 @@ def without_folder(argument: str) -> str:
     return f"benchmarks/results/{name}" if name.endswith(".json") else argument
 
 
+def command_line(script: str) -> str:
+    """The command that repeats this run of a script of this folder."""
+    return f"python benchmarks/{script} " + " ".join(map(without_folder, sys.argv[1:]))
+
+
 def context(script: str) -> dict[str, object]:
     """GPU, versions, and the command that repeats the run of a script of this folder."""
     query = "name,driver_version,clocks.sm,clocks.mem"
@@ -39,5 +44,5 @@ def context(script: str) -> dict[str, object]:
         "python": sys.version.split()[0],
         "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
         "date": datetime.date.today().isoformat(),
-        "command": f"python benchmarks/{script} " + " ".join(map(without_folder, sys.argv[1:])),
+        "command": command_line(script),
     }

@@ -22,6 +22,7 @@ from shapes import SHAPES, shaped
 
 import kgen
 from kgen.bench.counters import SHARES, SUMS, parse
+from kgen.bench.timing import DYNAMIC_BATCH
 from kgen.constraints import check
 from kgen.package import find_package
 from kgen.reference import draw
@@ -45,7 +46,7 @@ def variants(path: Path) -> list[tuple[str, kgen.Spec]]:
 def child(path: Path) -> None:
     """Launch every variant once."""
     for _, spec in variants(path):
-        x, parameters = draw(spec, kgen.make_plan(spec).g.N or 16, "uniform", 0, "cuda")
+        x, parameters = draw(spec, kgen.make_plan(spec).g.N or DYNAMIC_BATCH, "uniform", 0, "cuda")
         package = find_package(spec)
         with torch.no_grad():
             package.fused_block(x, *(parameters[key] for key in package.PARAMETERS))
@@ -73,7 +74,7 @@ def main() -> None:
         variants(arguments.spec), parse(done.stdout, METRICS), strict=True
     ):
         plan = kgen.make_plan(spec)
-        needed = 4 * (plan.g.N or 16) * (plan.g.x_elements + plan.g.y_elements)
+        needed = 4 * (plan.g.N or DYNAMIC_BATCH) * (plan.g.x_elements + plan.g.y_elements)
         moved = counted["dram_read_bytes"] + counted["dram_write_bytes"]
         row = {
             "size": size, "strategy": plan.strategy, "spec_hash": spec.hash(),

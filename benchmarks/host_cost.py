@@ -22,7 +22,7 @@ from circumstances import context
 
 import kgen
 from kgen.bench.cuda import CudaTimer, graphed, host_microseconds
-from kgen.bench.timing import time_rounds
+from kgen.bench.timing import DYNAMIC_BATCH, time_rounds
 from kgen.package import find_package
 from kgen.reference import EagerBlock, draw
 
@@ -110,7 +110,7 @@ def gradient_errors(package, block, eager, x: torch.Tensor) -> dict[str, object]
 def measure(path: Path, samples: int) -> dict[str, object]:
     spec = kgen.load_spec(path)
     package = find_package(spec)
-    batch = 16 if spec.problem.batch == "dynamic" else spec.problem.batch
+    batch = DYNAMIC_BATCH if spec.problem.batch == "dynamic" else spec.problem.batch
     x, parameters = draw(spec, batch, "uniform", 0, "cuda")
     block = package.FusedBlock(device="cuda")
     eager = EagerBlock(spec).cuda()

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 import kgen
+from kgen.bench.timing import DYNAMIC_BATCH
 from kgen.emit import render
 from kgen.ops import OPS
 from kgen.spec import Spec
@@ -36,7 +37,6 @@ from kgen.spec import Spec
 FLAGSHIP = "conv8x32_k3_gn8"
 PROBLEM = "level2/21_Conv2d_Add_Scale_Sigmoid_GroupNorm.py"
 SCALES = (1.0, 3.0, 0.01, -1.0)
-DYNAMIC_BATCH = 16
 
 # What KernelBench imports at its top for prompts, servers and progress bars, and does not use here.
 UNUSED: dict[str, dict[str, Any]] = {

@@ -17,6 +17,7 @@ from shapes import SHAPES, shape_name, shaped
 
 import kgen
 from kgen.bench.record import Record, Row, load_record
+from kgen.report.figures import best_kernel, speed, speedup
 from kgen.spec import parse_spec
 from kgen.yaml_source import parse_yaml
 
@@ -54,12 +55,6 @@ def median(row: Row | None) -> float | None:
     return None if row is None or row.graph is None else row.graph.median
 
 
-def best_kernel(record: Record) -> Row:
-    """The fastest of kgen's own."""
-    own = [row for row in record.rows if row.kind == "kgen" and row.graph is not None]
-    return min(own, key=lambda row: row.graph.median)
-
-
 def cell(record: Record, label: str) -> str:
     """A median, bold where it is the fastest of its line and with an arrow where the spec has that
     strategy, and the largest error."""
@@ -72,12 +67,6 @@ def cell(record: Record, label: str) -> str:
     spec = parse_spec(parse_yaml(record.spec.encode(), record.name))
     arrow = "→ " if row.strategy == kgen.make_plan(spec).strategy else ""
     return f"{arrow}{text} ({row.max_error:.1e})"
-
-
-def copy_share(record: Record) -> float:
-    """Bytes needed over the time of kgen's fastest, as a share of the run's own copy speed."""
-    seconds = median(best_kernel(record)) / 1e3
-    return record.bytes_needed / seconds / record.ceilings.copy_bytes
 
 
 def same_context(records: list[Record]) -> str:
@@ -113,7 +102,8 @@ def blocks_table() -> str:
     for record in records:
         cells = " | ".join(cell(record, label) for label in COLUMNS)
         size = " x ".join(map(str, record.x))
-        lines.append(f"| `{record.name}` | {size} | {cells} | {100 * copy_share(record):.0f} % |")
+        share = speed(record, median(best_kernel(record))).of_copy
+        lines.append(f"| `{record.name}` | {size} | {cells} | {100 * share:.0f} % |")
     others = [
         f"{row.label} {median(row):.3g} ({row.max_error:.1e})"
         for row in records[0].rows
@@ -153,15 +143,15 @@ def sizes_table() -> str:
     for shape in SHAPES:
         record = load_record(result(shape_name(FLAGSHIP, shape)))
         chosen = kgen.make_plan(shaped(kgen.load_spec(SPEC), shape)).strategy
-        best = best_kernel(record)
-        ms = median(record.row(f"kgen {chosen}"))
+        best, row = best_kernel(record), record.row(f"kgen {chosen}")
+        ms = median(row)
         if best.strategy != chosen:
             chosen += f"; {best.strategy} takes {median(best):.3f}"
-        factors = (median(record.row(label)) / ms for label in ("compile", "eager"))
+        factors = (speedup(record, row, label, "graph").factor for label in ("compile", "eager"))
         lines.append(
             f"| {shape.replace('x', ' x ')} | {chosen} | {ms:.3f} | "
             f"{' | '.join(f'{one:.1f}' for one in factors)} | "
-            f"{record.bytes_needed / ms / 1e9:.1f} |"
+            f"{speed(record, ms).bytes_per_s / 1e12:.1f} |"
         )
     return "\n".join(lines)
 

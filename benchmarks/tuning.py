@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from circumstances import context
+from circumstances import command_line, context
 
 import kgen
 from kgen.bench.cuda import CudaTimer, graphed
-from kgen.bench.timing import time_rounds
+from kgen.bench.timing import DYNAMIC_BATCH, time_rounds
 from kgen.package import find_package
 from kgen.reference import draw
 from kgen.tune import tune
@@ -47,7 +47,7 @@ def command(path: Path, store: Path, seconds: float, strategies: str | None) -> 
 
 def again(spec: kgen.Spec, schedules: dict[str, dict[str, object]]) -> dict[str, float]:
     """Median ms of schedules of one spec, timed in turn."""
-    batch = 16 if spec.problem.batch == "dynamic" else spec.problem.batch
+    batch = DYNAMIC_BATCH if spec.problem.batch == "dynamic" else spec.problem.batch
     x, parameters = draw(spec, batch, "uniform", 0, "cuda")
     rows = {}
     for label, schedule in schedules.items():
@@ -89,7 +89,7 @@ def compare(path: Path, seconds: float, most: float, strategies: str | None) -> 
         "spec_text": path.read_text(),
         "spec_hash": spec.hash(),
         "strategies": strategies or "all",
-        "command": context("tuning.py")["command"],
+        "command": command_line("tuning.py"),
         "seconds": spent,
         "kept_after_kill": before,
         "tuned": {

@@ -63,7 +63,7 @@ class PackageCandidate:
         unwritten = int((output.view(torch.int32) == POISON).sum())
         if unwritten:
             return f"left {unwritten} output elements unwritten"
-        if not _same_bits(output, y.reshape(-1)):
+        if not same_bits(output, y.reshape(-1)):
             return "gave other bits on a second run with the same inputs"
         return ""
 
@@ -123,7 +123,7 @@ def check_case(
         found = f"{tuple(y.shape)} {y.dtype} on {y.device}"
         return _failed(base, f"returned {found} for x {tuple(x.shape)} {x.dtype} on {x.device}")
     for key, old in before.items():
-        if not _same_bits(old, x if key == "x" else parameters[key]):
+        if not same_bits(old, x if key == "x" else parameters[key]):
             return _failed(base, f"changed its input {key}")
     return _compare(spec, candidate, x, parameters, y, base)
 
@@ -222,7 +222,8 @@ def _is_poison(memory: torch.Tensor) -> bool:
     return bool((memory.view(torch.int32) == POISON).all())
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether float32 tensors of one size hold the same bits, NaN included."""
     return torch.equal(
         a.contiguous().view(torch.int32), b.contiguous().reshape(a.shape).view(torch.int32)
     )

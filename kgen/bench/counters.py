@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from kgen.bench.timing import DYNAMIC_BATCH
 from kgen.build import compile_kernel
 from kgen.emit import render
 from kgen.errors import UsageError
@@ -115,7 +116,7 @@ def main() -> None:
     spec = spec_from_canonical(json.loads(Path(sys.argv[1]).read_text()))
     device = sys.argv[2]
     torch.cuda.set_device(device)
-    x, parameters = draw(spec, geometry(spec.problem).N or 16, "uniform", 0, device)
+    x, parameters = draw(spec, geometry(spec.problem).N or DYNAMIC_BATCH, "uniform", 0, device)
     package = find_package(spec)
     with torch.no_grad():
         package.fused_block(x, *(parameters[key] for key in package.PARAMETERS))

@@ -59,6 +59,12 @@ def graphed(call: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     return run
 
 
+def poisoned_replay(replay: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """The output of a replay of `graphed` into memory that held NaN before it."""
+    replay().fill_(float("nan"))
+    return replay()
+
+
 def host_microseconds(call: Callable[[], object]) -> float:
     """Microseconds that a call keeps the host busy; the device lags behind meanwhile.
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 TARGET = 0.005  # relative error of a median at which a row has been measured long enough
 LEAST_ROUNDS, MOST_ROUNDS = 100, 2000
+DYNAMIC_BATCH = 16  # samples that a block with a dynamic batch is timed at
 
 # What is timed: called with the number of the round, by which it may choose its buffers.
 Call = Callable[[int], object]

@@ -21,7 +21,6 @@ from kgen.package import find_package, spec_from_canonical
 from kgen.spec import Spec
 from kgen.verdict import CASES
 
-DYNAMIC_BATCH = 16  # samples that a spec with a dynamic batch is timed at
 TIMING_SECONDS = 2.0  # that a candidate is timed for at most
 LIMIT_SECONDS = 60.0  # for each step of a candidate, before it counts as hanging
 
@@ -152,9 +151,9 @@ def measure_candidate(task: Task) -> Outcome:
     """
     import torch
 
-    from kgen.bench.cuda import CudaTimer, graphed
-    from kgen.bench.timing import time_rounds
-    from kgen.checks import PackageCandidate, verify_candidate
+    from kgen.bench.cuda import CudaTimer, graphed, poisoned_replay
+    from kgen.bench.timing import DYNAMIC_BATCH, time_rounds
+    from kgen.checks import PackageCandidate, same_bits, verify_candidate
     from kgen.reference import draw
 
     start = time.perf_counter()
@@ -185,9 +184,7 @@ def measure_candidate(task: Task) -> Outcome:
                 cold=True,
                 seconds=task.seconds,
             )
-            replay().fill_(float("nan"))
-            bits = (one.view(torch.int32) for one in (replay(), package.fused_block(x, *ordered)))
-            if not torch.equal(*bits):
+            if not same_bits(poisoned_replay(replay), package.fused_block(x, *ordered)):
                 return Outcome(
                     "wrong",
                     "a replay of its graph gives other bits than a call",
