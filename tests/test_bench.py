@@ -16,11 +16,19 @@ torch = pytest.importorskip("torch")
 from click.testing import CliRunner
 
 import kgen
+from kgen.bench import context as bench_context
 from kgen.bench import run as bench_run
 from kgen.bench.ceilings import measure_ceilings
 from kgen.bench.command import bench_command, default_output
 from kgen.bench.compare import compare
-from kgen.bench.context import checkout_commit, clocks, other_processes, slowed_by
+from kgen.bench.context import (
+    Circumstances,
+    checkout_commit,
+    clocks,
+    other_processes,
+    slowed_by,
+    slowed_for,
+)
 from kgen.bench.counters import SHARES, SUMS, combine, parse
 from kgen.bench.record import Context, Record, RecordError, Row, RowTimes, load_record
 from kgen.bench.rows import baseline_row, chosen_specs, prepare_rows
@@ -147,13 +155,17 @@ def cpu_lab(**changes):
 def bench(spec=None, lab=None, at_the_end=lambda: None, **options):
     spec = spec or spec_of(problem=SPEC)
 
-    def told():
-        at_the_end()
-        return context()
+    class Watch:
+        def timing_begins(self):
+            pass
+
+        def timing_ended(self):
+            at_the_end()
+            return context()
 
     chosen = {"strategies": ("two_kernel", "hybrid"), "baselines": ("eager", "channels_last"),
               "seconds": 1.0, **options}  # fmt: skip
-    return run_bench(spec, "name: a\n", lab or cpu_lab(), told, **chosen)
+    return run_bench(spec, "name: a\n", lab or cpu_lab(), Watch(), **chosen)
 
 
 def test_a_run_verifies_times_and_checks_again():
@@ -457,6 +469,29 @@ def test_clocks_and_throttling_are_read():
     ]  # fmt: skip
     assert slowed_by([], smi(clocks_throttle_reasons="0x1")) == []  # idle is no throttling
     assert slowed_by([], smi()) == []
+
+
+def test_the_time_that_clocks_were_held_down_is_that_of_the_timing(monkeypatch):
+    monkeypatch.setattr(bench_context, "_identity", lambda device: [])
+    counts = iter(["5000000, 0, 0, 7 us", "5250000, 0, [N/A], 7 us"])
+    query = lambda what: next(counts) if "counters" in what[0] else ""  # noqa: E731
+    circumstances = Circumstances(["kgen"], query=query)
+    circumstances.timing_begins()
+    assert circumstances.throttled() == [
+        "the clocks were held down by the power cap for 0.25 s of the timing"
+    ]
+
+
+def test_a_driver_that_does_not_count_is_asked_for_the_moment(monkeypatch):
+    monkeypatch.setattr(bench_context, "_identity", lambda device: [])
+    circumstances = Circumstances(["kgen"], query=smi(**{"reasons.active": "0x4"}))
+    circumstances.timing_begins()
+    assert circumstances.throttled() == [
+        "the clocks were held down by the power cap when the timing ended"
+    ]
+    assert slowed_for([], smi(counters="5250000, 0, [N/A], 7 us")) == {
+        "the power cap": 5.25, "software thermal limits": 0.0, "a power brake": pytest.approx(7e-6),
+    }  # fmt: skip
 
 
 def test_other_processes_are_named_and_this_one_is_not():

@@ -60,6 +60,31 @@ def test_a_benchmark_against_a_slower_one_is_faster(spec_file, tmp_path):
     assert "  faster (noise" in printed
 
 
+def test_no_time_holds_what_the_host_takes():
+    import statistics
+    import time
+
+    import torch
+
+    from kgen.bench.cuda import CudaTimer
+
+    x, timer = torch.zeros(1 << 20, device="cuda"), CudaTimer()
+
+    def call(wait):
+        x.add_(1.0)
+        end = time.perf_counter() + wait
+        while time.perf_counter() < end:
+            pass
+        x.add_(1.0)
+
+    for _ in range(3):
+        timer.time(lambda: call(0.0))
+    quick = statistics.median(timer.time(lambda: call(0.0)) for _ in range(20))
+    late = statistics.median(timer.time(lambda: call(1e-3)) for _ in range(20))
+    assert late < quick + 0.02 < 0.5
+    assert timer.time(lambda: x.sum().item()) > 0.0  # one that waits for the device ends too
+
+
 def test_tuning_ends_with_a_winner_and_a_rerun_measures_nothing_again(spec_file, tmp_path):
     from kgen.spec import load_spec
 

@@ -114,13 +114,13 @@ def _run(
 
     if device >= torch.cuda.device_count():
         raise UsageError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices")
-    circumstances = Circumstances(device)
+    command = ["kgen", *(shlex.quote(one) for one in sys.argv[1:])]
+    circumstances = Circumstances(command, device)
     if missing:
         circumstances.warnings.append(f"no counters: {missing}")
-    command = ["kgen", *(shlex.quote(one) for one in sys.argv[1:])]
     with progress_on_terminal(f"benchmarking {spec.name}") as detail:
         return run_bench(
-            spec, text, cuda_lab(device), lambda: circumstances.finish(command),
+            spec, text, cuda_lab(device), circumstances,
             strategies=strategies, baselines=baselines, seconds=seconds / 3, ncu=ncu,
             progress=detail,
         )  # fmt: skip

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -25,6 +26,13 @@ SLOWED_BY = {
     0x20: "software thermal limits",
     0x40: "hardware thermal limits",
     0x80: "a power brake",
+}
+# Bits by the counter of the time that each was set, where there is one.
+COUNTERS = {
+    "sw_power_cap": 0x4,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake_slowdown": 0x80,
 }
 
 
@@ -65,6 +73,20 @@ def slowed_by(which: Sequence[str], query: Query = nvidia_smi) -> list[str]:
             continue
         return [reason for bit, reason in SLOWED_BY.items() if bits & bit]
     return []
+
+
+def slowed_for(which: Sequence[str], query: Query = nvidia_smi) -> dict[str, float]:
+    """Seconds since the driver was loaded that something held the clocks down, by its name.
+
+    Empty where the driver does not count them (before 550).
+    """
+    keys = ",".join(f"clocks_event_reasons_counters.{name}" for name in COUNTERS)
+    texts = query([*which, f"--query-gpu={keys}"]).split(",")
+    found: dict[str, float] = {}
+    for bit, text in zip(COUNTERS.values(), texts, strict=False):
+        with suppress(ValueError):
+            found[SLOWED_BY[bit]] = 1e-6 * float(text.strip().removesuffix("us"))
+    return found
 
 
 def other_processes(
@@ -112,26 +134,34 @@ def checkout_commit(folder: Path = Path(__file__).parent) -> str | None:
 
 
 class Circumstances:
-    """What is looked at before a run, and again while the GPU is still warm from it."""
+    """What is looked at before a run, around its timing, and while the GPU is still warm from it.
 
-    def __init__(self, device: int = 0, query: Query = nvidia_smi) -> None:
-        self.device, self.query = device, query
+    command: the arguments that repeat the run.
+    """
+
+    def __init__(self, command: Sequence[str], device: int = 0, query: Query = nvidia_smi) -> None:
+        self.command, self.device, self.query = command, device, query
         self.which = _identity(device)
         self.before = clocks(self.which, query)
         self.others = set(other_processes(self.which, query))
+        self.slowed: dict[str, float] = {}
         self.warnings: list[str] = []
         if not self.before:
             self.warnings.append("nvidia-smi gave no clocks: a throttled GPU would go unnoticed")
 
-    def finish(self, command: Sequence[str]) -> Context:
-        """The context of the record. command: the arguments that repeat the run."""
+    def timing_begins(self) -> None:
+        """Called before the first timed call."""
+        self.slowed = slowed_for(self.which, self.query)
+
+    def timing_ended(self) -> Context:
+        """The context of the record; called after the last timed call."""
         properties = torch.cuda.get_device_properties(self.device)
         after = clocks(self.which, self.query)
         others = self.others | set(other_processes(self.which, self.query))
         warnings = [
             *self.warnings,
             *(f"another process was on the GPU: {one}" for one in sorted(others)),
-            *(f"the clocks were held down by {one}" for one in slowed_by(self.which, self.query)),
+            *self.throttled(),
         ]
         driver = self.query([*self.which, "--query-gpu=driver_version"]) or "unknown"
         return Context(
@@ -145,7 +175,7 @@ class Circumstances:
             kgen=__version__,
             python=sys.version.split()[0],
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            command=" ".join(command),
+            command=" ".join(self.command),
             flags={
                 "cudnn.allow_tf32": torch.backends.cudnn.allow_tf32,
                 "cuda.matmul.allow_tf32": torch.backends.cuda.matmul.allow_tf32,
@@ -157,3 +187,16 @@ class Circumstances:
             commit=checkout_commit(),
             warnings=tuple(warnings),
         )
+
+    def throttled(self) -> list[str]:
+        """A line for each reason for which clocks were held down since the timing began."""
+        counted = slowed_for(self.which, self.query)
+        if not counted:
+            now = slowed_by(self.which, self.query)
+            return [f"the clocks were held down by {one} when the timing ended" for one in now]
+        during = {one: after - self.slowed.get(one, after) for one, after in counted.items()}
+        return [
+            f"the clocks were held down by {one} for {seconds:.2f} s of the timing"
+            for one, seconds in during.items()
+            if seconds > 0
+        ]

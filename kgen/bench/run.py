@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -43,6 +43,16 @@ class Lab:
     ceilings: Callable[[], Ceilings]
     candidate: Callable[[ModuleType], Candidate] = PackageCandidate
     cases: tuple[tuple[str, int], ...] = CASES
+
+
+class Watch(Protocol):
+    """Looks at what surrounds the timing."""
+
+    def timing_begins(self) -> None:
+        """Called before the first timed call."""
+
+    def timing_ended(self) -> Context:
+        """Called after the last one, at once."""
 
 
 def cuda_lab(device: int = 0) -> Lab:
@@ -125,7 +135,7 @@ def run_bench(
     spec: Spec,
     text: str,
     lab: Lab,
-    context: Callable[[], Context],
+    watch: Watch,
     *,
     strategies: Sequence[str] | None,
     baselines: Sequence[str],
@@ -135,8 +145,7 @@ def run_bench(
 ) -> Record:
     """Benchmark a checked spec. text: its YAML. seconds: time limit of each of KINDS.
 
-    A row that raises, or a kernel that fails verification, gets no time and the reason. context:
-    called as soon as the timing is over, while the device is as it was.
+    A row that raises, or a kernel that fails verification, gets no time and the reason.
     Raises: UsageError for unknown strategies and baselines.
     """
     g = geometry(spec.problem)
@@ -153,8 +162,9 @@ def run_bench(
             with one.watched():
                 _first_call(one, lab)
                 _verify(spec, one, lab, x, parameters)
+        watch.timing_begins()
         _time_all(entries, lab, seconds, progress)
-        circumstances = context()
+        context = watch.timing_ended()  # while the device is as it was
         for one in _standing(entries):
             progress(f"{one.row.label}: checked again")
             with one.watched():
@@ -179,7 +189,7 @@ def run_bench(
         y=(N, g.C_out, g.P, g.Q),
         bytes_needed=4 * N * (g.x_elements + g.y_elements),
         flops=2 * N * g.y_elements * g.taps,
-        context=circumstances.model_copy(update={"warnings": (*circumstances.warnings, *warnings)}),
+        context=context.model_copy(update={"warnings": (*context.warnings, *warnings)}),
         ceilings=lab.ceilings(),
         rows=tuple(one.to_row() for one in entries),
     )
