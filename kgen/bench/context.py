@@ -117,7 +117,7 @@ def _pair(line: str) -> tuple[str, str]:
 
 
 def checkout_commit(folder: Path = Path(__file__).parent) -> str | None:
-    """The commit that the files of this package are of, None where they are in no checkout."""
+    """The commit that the files of this package are of, None where git cannot tell."""
 
     def git(*arguments: str) -> str | None:
         command = ["git", "-C", str(folder), *arguments]
@@ -130,7 +130,7 @@ def checkout_commit(folder: Path = Path(__file__).parent) -> str | None:
     tracked = git("ls-files", "--error-unmatch", "__init__.py")  # not a checkout of something else
     head = git("rev-parse", "HEAD") if tracked else None
     changed = git("status", "--porcelain", "--untracked-files=no", ".")
-    return None if head is None else head + ("-dirty" if changed else "")
+    return None if head is None or changed is None else head + ("-dirty" if changed else "")
 
 
 class Circumstances:
