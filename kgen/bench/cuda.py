@@ -11,6 +11,7 @@ import torch
 FLUSH_L2S = 4  # what flushes L2 is this many times its size
 SPINS_A_MICROSECOND = 2000  # clocks, at 2 GHz; slower ones hold the device longer
 LEAST_HOLD_US, MOST_HOLD_US = 200, 5000
+WEARS_OFF = 0.98  # of a hold, with every call: what one hiccup of the host asked for is not kept
 HOST_CALLS, HOST_REPEATS = 50, 5
 
 
@@ -23,16 +24,12 @@ class CudaTimer:
 
     def __init__(self, device: str | torch.device = "cuda") -> None:
         self.device = torch.device(device)
-        self.hold_us = LEAST_HOLD_US
+        self.hold_us = float(LEAST_HOLD_US)
         l2 = torch.cuda.get_device_properties(self.device).L2_cache_size
         self._scratch = torch.empty(FLUSH_L2S * l2 // 4 + 1, device=self.device)
 
-    def flush(self) -> None:
-        """Fill L2 with lines that no row uses."""
-        self._scratch.zero_()
-
-    def time(self, call: Callable[[], object]) -> float:
-        """Milliseconds that the device takes for a call.
+    def time(self, call: Callable[[], object], *, cold: bool = False) -> float:
+        """Milliseconds that the device takes for a call. cold: L2 holds lines that no row uses.
 
         A call that the device could begin before all of it was queued is taken again, behind a spin
         twice as long; at MOST_HOLD_US its time counts as it is, for it may wait for the device.
@@ -41,13 +38,16 @@ class CudaTimer:
             while True:
                 start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
                 end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                torch.cuda._sleep(SPINS_A_MICROSECOND * self.hold_us)  # type: ignore[no-untyped-call]
+                if cold:
+                    self._scratch.zero_()
+                torch.cuda._sleep(round(SPINS_A_MICROSECOND * self.hold_us))  # type: ignore[no-untyped-call]
                 start.record()
                 call()
                 end.record()
                 queued = not start.query()  # type: ignore[no-untyped-call]
                 end.synchronize()
                 if queued or self.hold_us >= MOST_HOLD_US:
+                    self.hold_us = max(LEAST_HOLD_US, WEARS_OFF * self.hold_us)
                     return float(start.elapsed_time(end))
                 self.hold_us *= 2
 

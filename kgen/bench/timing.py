@@ -63,11 +63,8 @@ def summarise(values: Sequence[float]) -> Times:
 class Timer(Protocol):
     """Takes the time of one call."""
 
-    def flush(self) -> None:
-        """Drive everything that a call may have left behind out of the caches."""
-
-    def time(self, call: Callable[[], object]) -> float:
-        """Milliseconds of one call on the device."""
+    def time(self, call: Callable[[], object], *, cold: bool = False) -> float:
+        """Milliseconds of one call on the device. cold: flush the caches before it."""
 
 
 def time_rounds(
@@ -92,9 +89,7 @@ def time_rounds(
     start = clock()
     for number in range(MOST_ROUNDS):
         for label, call in rows.items():
-            if cold:
-                timer.flush()
-            times[label].append(timer.time(partial(call, number)))
+            times[label].append(timer.time(partial(call, number), cold=cold))
         late = clock() - start > seconds
         if number + 1 >= 3 and late:
             break
